@@ -1,0 +1,1 @@
+"""The command line: options and words only, one file a command."""

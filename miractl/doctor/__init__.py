@@ -1,0 +1,1 @@
+"""Checks as pure functions of a hardware snapshot."""

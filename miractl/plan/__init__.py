@@ -1,0 +1,1 @@
+"""Pure arithmetic: memory, slots, staging, threads."""

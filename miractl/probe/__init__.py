@@ -1,0 +1,1 @@
+"""Facts about this machine, each with its source."""

@@ -1,0 +1,1 @@
+"""The expert cache under a transformers model."""

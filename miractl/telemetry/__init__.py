@@ -1,0 +1,1 @@
+"""What a running miractl says of itself, and its exports."""

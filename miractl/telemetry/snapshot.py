@@ -1,0 +1,181 @@
+"""What a running miractl says of itself at one moment: immutable, serialisable, complete.
+
+The server answers it on `/v1/status`, `/metrics` is derived from it, and `status` and `top` read
+nothing else. Counters grow monotonically from the start of the server; bytes and seconds are base
+units; `None` means unknown or not applicable, never 0.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+SCHEMA = "miractl.status/1"
+
+# Upper bounds in seconds of the switch-latency histogram: 1-2-5 steps from 50 us to 10 s. Experts of
+# coarse models (Mixtral: 336 MiB) take tens of milliseconds on a good link and seconds from a disk.
+SWITCH_BUCKETS = (
+    *(50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The served model. `layers` are the real indices of its MoE layers."""
+
+    id: str
+    family: str
+    layers: tuple[int, ...]
+    experts: int  # per layer
+    top_k: int
+    expert_bytes: int  # one expert in a slot, in the compute type
+    device: str  # "cpu" or "cuda:0"
+    dtype: str  # compute type, "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """The slot cache. lookups == hits + misses; late is the share of misses already on their way.
+
+    A lookup is one expert asked for by one layer in one step, however many tokens use it.
+    """
+
+    budget_bytes: int
+    slots: int  # resident and staging together
+    resident: int
+    resident_bytes: int  # bytes of all occupied slots, never above budget_bytes
+    lookups: int
+    hits: int
+    misses: int
+    late: int
+    bypassed: int  # misses computed from a staging slot without displacing a resident
+    evictions: int
+    waves: int  # extra passes because a step needed more experts than there are slots
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchFacts:
+    """Bets on the next layer. issued == used + late + wasted + cancelled + still staged."""
+
+    enabled: bool
+    mode: str
+    issued: int
+    used: int
+    late: int
+    wasted: int
+    cancelled: int  # dropped before the transfer began: no bytes moved
+    wasted_bytes: int
+    staged: int
+    staged_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFacts:
+    """Bytes brought into slots. `source` says from where: "disk" on a CPU, "host" over PCIe."""
+
+    source: str
+    bytes: int
+    busy_seconds: float
+    peak_bytes_per_second: float | None  # measured best, not a promise
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchFacts:
+    """Time from the demand for a missing expert until it can be computed."""
+
+    count: int
+    sum_seconds: float
+    buckets: tuple[int, ...]  # counts per SWITCH_BUCKETS, not cumulative; one more for the rest
+    p50_seconds: float | None  # over the last 1,000 switches
+    p95_seconds: float | None
+    expected_seconds: float | None  # expert_bytes / peak rate: what the machine can do
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Process and allocator. The allocator fields exist only on CUDA."""
+
+    rss_bytes: int
+    arena_bytes: int  # preallocated expert slots
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    inactive_split_bytes: int | None
+    alloc_retries: int | None
+    ooms: int | None
+
+    @property
+    def fragmentation(self) -> float | None:
+        """Share of reserved memory that no allocation can use: inactive_split / reserved."""
+        if not self.reserved_bytes or self.inactive_split_bytes is None:
+            return None
+        return self.inactive_split_bytes / self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFacts:
+    """Tokens that went through the model."""
+
+    steps: int  # forward passes
+    tokens: int  # token positions through the MoE layers, prompts included
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """One MoE layer's lookups."""
+
+    layer: int
+    lookups: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything above at one moment."""
+
+    timestamp: float  # unix seconds
+    uptime_seconds: float
+    version: str
+    profile: str
+    parameters: dict[str, Any]  # the 12 parameters in force, in their own units
+    model: ModelFacts
+    cache: CacheFacts
+    prefetch: PrefetchFacts
+    transfer: TransferFacts
+    switch: SwitchFacts
+    memory: MemoryFacts
+    work: WorkFacts
+    layers: tuple[LayerFacts, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict with the schema's name."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Inverse of `to_json`. Raises ValueError for another schema, KeyError for lacking fields."""
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
+        parts: dict[str, Any] = {f.name: data[f.name] for f in fields(cls)}
+        parts["model"] = ModelFacts(**{**data["model"], "layers": tuple(data["model"]["layers"])})
+        parts["cache"] = CacheFacts(**data["cache"])
+        parts["prefetch"] = PrefetchFacts(**data["prefetch"])
+        parts["transfer"] = TransferFacts(**data["transfer"])
+        parts["switch"] = SwitchFacts(**{**data["switch"], "buckets": tuple(data["switch"]["buckets"])})
+        parts["memory"] = MemoryFacts(**data["memory"])
+        parts["work"] = WorkFacts(**data["work"])
+        parts["layers"] = tuple(LayerFacts(**row) for row in data["layers"])
+        return cls(**parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """One expert's history, used or not. `heat` is its score in [0, 1] now."""
+
+    layer: int  # the model's real layer index
+    expert: int
+    heat: float
+    resident: bool
+    activations: int  # tokens routed to it
+    hits: int
+    misses: int
+    prefetched: int
+    prefetch_used: int
