@@ -1,0 +1,72 @@
+"""How many expert slots a byte budget gives, and how they are divided."""
+
+from dataclasses import dataclass
+
+from miractl.errors import UsageError
+from miractl.units import format_bytes, parse_bytes, parse_share
+
+STAGING_SHARE = 4  # at most one slot in four waits for a bet; the rest caches
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """Division of `budget` bytes: residents in sets x ways, a reserve for staging and transit."""
+
+    budget: int
+    expert_bytes: int
+    slots: int
+    ways: tuple[int, ...]
+    staging_limit: int
+
+    @property
+    def arena_bytes(self) -> int:
+        """What the slots take; at most `budget`."""
+        return self.slots * self.expert_bytes
+
+
+def parse_budget(text: str, all_experts_bytes: int) -> int:
+    """Bytes of `8GiB`, or of `40%` of all experts. Raises UsageError."""
+    try:
+        if text.strip().endswith("%"):
+            return int(parse_share(text) * all_experts_bytes)
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"expert memory: {error}", hint="--expert-memory 40%") from None
+
+
+def plan_slots(
+    budget: int, expert_bytes: int, layers: int, experts: int, top_k: int, max_staged: int
+) -> SlotPlan:
+    """Slots for a budget: S = floor(budget / expert bytes), never more than the experts there are.
+
+    One slot of the reserve always serves a demand, up to `max_staged` more serve bets. If every
+    expert fits, there is nothing to stage and no eviction. Raises UsageError if not even the top-k
+    experts of one layer fit.
+    """
+    total = layers * experts
+    slots = min(total, budget // expert_bytes)
+    if slots < top_k:
+        raise UsageError(
+            f"expert memory {format_bytes(budget)} holds {slots} experts of "
+            f"{format_bytes(expert_bytes)}; one layer needs its top {top_k} at once",
+            hint=f"--expert-memory {_rounded_up(top_k * expert_bytes)} or more",
+        )
+    if slots == total:
+        return SlotPlan(budget, expert_bytes, slots, (experts,) * layers, 0)
+    staging = min(max_staged, max(0, slots // STAGING_SHARE - 1))
+    return SlotPlan(budget, expert_bytes, slots, even_ways(slots - 1 - staging, layers), staging)
+
+
+def even_ways(resident_slots: int, layers: int) -> tuple[int, ...]:
+    """Ways of each set: one set a layer if the slots allow it, the remainder to the first sets."""
+    sets = max(1, min(layers, resident_slots))
+    ways, more = divmod(resident_slots, sets)
+    return tuple(ways + (1 if index < more else 0) for index in range(sets))
+
+
+def _rounded_up(size: int) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        scale = parse_bytes(f"1{unit}")
+        if size >= 4 * scale:
+            return f"{-(-size // scale)}{unit}"
+    return f"{size}B"

@@ -1,0 +1,109 @@
+"""The heat score: how much each expert has been wanted lately, in [0, 1].
+
+Three rules feed it (spec M1 to M3), a fourth reads it (M4):
+
+- Activation: +0.1 for each step that activates the expert, x decay for each full 100 ms without.
+  A step counts once however many of its tokens chose the expert, so one long prompt cannot lift an
+  expert over those that are used steadily.
+- Window: at the end of each window (500 ms) the token counts of the window, divided by the largest
+  count of the layer, are added with weight 0.1: frequency beyond "used or not".
+- Feedback: prefetched and used +0.03, prefetched in vain -0.05.
+- Threshold: residents below it go first, and a newcomer below it displaces nobody above it.
+
+Decay is applied on reading, in closed form: a pause of an hour costs what one of 100 ms does.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+ACTIVATION = 0.1
+WINDOW_WEIGHT = 0.1
+PREFETCH_USED = 0.03
+PREFETCH_WASTED = -0.05
+DECAY_INTERVAL = 0.1  # seconds
+THRESHOLD_CEILING = 0.9  # a scaled threshold stays below the score of an expert in constant use
+TOKENS_EWMA = 0.05
+
+
+class HeatTable:
+    """Scores of all experts, [layers, experts]. Not thread-safe: its owner holds the lock."""
+
+    def __init__(
+        self,
+        layers: int,
+        experts: int,
+        top_k: int,
+        *,
+        clock: Callable[[], float],
+        threshold: float = 0.30,
+        window: float = 0.5,
+        decay: float = 0.95,
+    ) -> None:
+        self.base_threshold, self.window, self.decay = threshold, window, decay
+        self._share = top_k / experts
+        self._clock = clock
+        self._score: Floats = np.zeros((layers, experts))
+        self._since: Floats = np.full((layers, experts), clock())  # when decay began to run
+        self._counts: Counts = np.zeros((layers, experts), dtype=np.int64)  # of this window
+        self._window_start = clock()
+        self._tokens = 1.0  # EWMA of tokens a step
+
+    def activate(self, layer: int, counts: Counts, tokens: int) -> None:
+        """Record one step of one layer: `counts` [experts] tokens each, of `tokens` in all."""
+        now = self._clock()
+        if now - self._window_start >= self.window:
+            self._close_window(now)
+        used = counts > 0
+        self._score[layer, used] = np.minimum(1.0, self._at(now, (layer, used)) + ACTIVATION)
+        self._since[layer, used] = now
+        self._counts[layer] += counts
+        self._tokens += TOKENS_EWMA * (tokens - self._tokens)
+
+    def feedback(self, layer: int, expert: int, used: bool) -> None:
+        """Record how a prefetch of this expert ended."""
+        now = self._clock()
+        score = float(self._at(now, (layer, expert))) + (PREFETCH_USED if used else PREFETCH_WASTED)
+        self._rebase(now, (layer, expert), min(1.0, max(0.0, score)))
+
+    def scores(self, layer: int | None = None) -> Floats:
+        """Scores now: [layers, experts], or [experts] of one layer."""
+        now = self._clock()
+        if now - self._window_start >= self.window:
+            self._close_window(now)
+        return self._at(now, slice(None) if layer is None else layer)
+
+    @property
+    def threshold(self) -> float:
+        """The threshold in force, scaled with the tokens of a step.
+
+        A step of B tokens activates a share 1 - (1 - k/E)^B of a layer's experts instead of k/E,
+        so scores rise alike for all and the line between hot and cold rises with them.
+        """
+        spread = (1 - (1 - self._share) ** max(1.0, self._tokens)) / self._share
+        ceiling = max(THRESHOLD_CEILING, self.base_threshold)
+        return float(min(ceiling, self.base_threshold * spread))
+
+    def _at(self, now: float, where: Any) -> Floats:
+        # 1e-9: 0.3 s after 0.0 is three intervals, although 0.3 / 0.1 < 3 in floating point.
+        intervals = np.floor((now - self._since[where]) / DECAY_INTERVAL + 1e-9)
+        result: Floats = self._score[where] * self.decay**intervals
+        return result
+
+    def _rebase(self, now: float, where: Any, score: Any) -> None:
+        # Feedback and windows are no activations: the 100 ms grid of each expert keeps its phase.
+        idle = now - self._since[where]
+        self._since[where] = now - (idle - DECAY_INTERVAL * np.floor(idle / DECAY_INTERVAL + 1e-9))
+        self._score[where] = score
+
+    def _close_window(self, now: float) -> None:
+        largest = self._counts.max(axis=1, keepdims=True)
+        gain = WINDOW_WEIGHT * self._counts / np.maximum(largest, 1)
+        self._rebase(now, slice(None), np.minimum(1.0, self._at(now, slice(None)) + gain))
+        self._counts[:] = 0
+        self._window_start = now

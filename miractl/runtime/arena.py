@@ -1,0 +1,32 @@
+"""The memory of all expert slots, allocated once: the token path allocates nothing for weights."""
+
+from collections.abc import Mapping
+
+import torch
+
+Shapes = Mapping[str, tuple[int, ...]]  # parameter name -> shape of one expert's part
+
+
+def expert_nbytes(shapes: Shapes, dtype: torch.dtype) -> int:
+    """Bytes of one expert in a slot."""
+    return sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize
+
+
+class SlotArena:
+    """One tensor [slots, *shape] for each parameter of an expert, and views of each slot."""
+
+    def __init__(
+        self, slots: int, shapes: Shapes, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.buffers = {
+            name: torch.empty(slots, *shape, dtype=dtype, device=device)
+            for name, shape in shapes.items()
+        }
+        self._views = [
+            {name: buffer[slot] for name, buffer in self.buffers.items()} for slot in range(slots)
+        ]
+        self.nbytes = slots * expert_nbytes(shapes, dtype)
+
+    def __getitem__(self, slot: int) -> dict[str, torch.Tensor]:
+        """Parameter name -> view of the slot's part."""
+        return self._views[slot]

@@ -1,0 +1,177 @@
+"""The expert cache: puts the brain's decisions into effect and counts what came of them.
+
+One step of one layer at a time (the caller holds the layer lock); bets run beside it. The lock here
+guards the slot table and the counters and is never held while bytes move or experts compute.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from miractl.policy.keys import ExpertKey
+from miractl.policy.residency import Place, Residency, Role
+from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
+from miractl.runtime.transfer import State, Ticket, TransferQueue
+
+
+class ExpertCache:
+    """Slots, transfers and counters of one pool of equally shaped experts."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        transfers: TransferQueue,
+        counts: ExpertCounts,
+        expert_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.residency, self.transfers = residency, transfers
+        self.counts, self.counters, self.switches = counts, Counters(), SwitchTimes()
+        self.expert_bytes = expert_bytes
+        self.lock = threading.Lock()
+        self._clock = clock
+        self._tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
+
+    def bet(self, candidates: Iterable[tuple[ExpertKey, float]]) -> None:
+        """Stage absent experts, most probable first, as far as the staging limit goes."""
+        with self.lock:
+            for key, probability in candidates:
+                if self.residency.slot(key) is not None:
+                    continue
+                place = self.residency.stage(key) or (
+                    self.residency.stage(key) if self._drop_stale_bet(key.layer) else None
+                )
+                if place is None:
+                    return
+                self._tickets[key] = self.transfers.submit(key, place.slot, 1 - probability)
+                self.counters.issued += 1
+                self.counts.prefetched[key] += 1
+
+    def serve(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield (expert, slot) for each expert of the step, as soon as it can be computed.
+
+        Hits come first, so that they are computed while the misses are on their way. A slot is
+        good until the next item is asked for. Raises what a transfer raised.
+        """
+        needed = {ExpertKey(layer, expert) for expert in experts}
+        first = True
+        while needed:
+            asked = self._clock()
+            with self.lock:
+                here, coming = self._find(sorted(needed), needed, count=first)
+                self.counters.waves += not first
+            first = False
+            needed -= here.keys() | coming.keys()
+            try:
+                for key, slot in here.items():
+                    yield key.expert, slot
+                for key, ticket in coming.items():
+                    self.transfers.wait(ticket)
+                    with self.lock:
+                        self.switches.add(max(0.0, ticket.finished_at - asked))
+                    yield key.expert, ticket.slot
+            except BaseException:  # the generator was closed, or a transfer failed
+                self._abandon(coming.values())
+                raise
+            finally:
+                self._end_transit()
+
+    def _find(
+        self, keys: Sequence[ExpertKey], needed: set[ExpertKey], count: bool
+    ) -> tuple[dict[ExpertKey, int], dict[ExpertKey, Ticket]]:
+        """Split the step into slots that are ready and transfers to wait for; the rest waits.
+
+        Residents are looked up before anything is placed: `needed` then protects all of them.
+        """
+        here: dict[ExpertKey, int] = {}
+        coming: dict[ExpertKey, Ticket] = {}
+        absent = []
+        for key in keys:
+            if self.residency.has(key, Role.RESIDENT):
+                slot = self.residency.slot(key)
+                assert slot is not None
+                here[key] = slot
+            elif not self.residency.has(key, Role.STAGED):
+                absent.append(key)
+        for key in keys:
+            if self.residency.has(key, Role.STAGED):
+                self._adopt(key, needed, here, coming, absent)
+        if count:
+            for key in keys:
+                (self.counts.hits if key in here else self.counts.misses)[key] += 1
+        for key in absent:
+            if (place := self._demand(key, needed)) is not None:
+                self._note(place)
+                coming[key] = self.transfers.submit(key, place.slot)
+        return here, coming
+
+    def _adopt(
+        self,
+        key: ExpertKey,
+        needed: set[ExpertKey],
+        here: dict[ExpertKey, int],
+        coming: dict[ExpertKey, Ticket],
+        absent: list[ExpertKey],
+    ) -> None:
+        """A bet is called in: in time it is a hit, under way it is late, failed it is a miss."""
+        ticket = self._tickets.pop(key)
+        if ticket.state is State.FAILED:
+            self.residency.release(key)
+            self.counters.cancelled += 1
+            absent.append(key)
+            return
+        self._note(place := self.residency.adopt(key, needed))
+        if ticket.state is State.DONE:
+            self.transfers.wait(ticket)
+            here[key] = place.slot
+            self.counters.used += 1
+            self.counts.prefetch_used[key] += 1
+        else:
+            coming[key] = ticket
+            self.counters.bets_late += 1
+            self.counters.late += 1
+        self.residency.policy.feedback(key, used=True)
+
+    def _demand(self, key: ExpertKey, needed: set[ExpertKey]) -> Place | None:
+        place = self.residency.demand(key, needed)
+        if place is None and self._drop_stale_bet(None):
+            place = self.residency.demand(key, needed)
+        return place
+
+    def _abandon(self, tickets: Iterable[Ticket]) -> None:
+        """A step ended early: forget the experts whose bytes did not arrive."""
+        for ticket in tickets:
+            if not self.transfers.cancel(ticket):
+                ticket.finished.wait()
+            if ticket.state is not State.DONE:
+                with self.lock:
+                    self.residency.release(ticket.key)
+
+    def _end_transit(self) -> None:
+        with self.lock:
+            for key in self.residency.members(Role.TRANSIT):
+                self.residency.release(key)
+
+    def _drop_stale_bet(self, layer: int | None) -> bool:
+        """Free the slot of a bet on another layer than `layer`; False if there is none.
+
+        One that is being written cannot be dropped. Oldest first: tickets keep insertion order.
+        """
+        for key, ticket in self._tickets.items():
+            if key.layer == layer:
+                continue
+            cancelled = self.transfers.cancel(ticket)
+            if cancelled or ticket.state in (State.DONE, State.FAILED):
+                del self._tickets[key]
+                self.residency.release(key)
+                if ticket.state is State.DONE:
+                    self.counters.wasted += 1
+                    self.counters.wasted_bytes += self.expert_bytes
+                    self.residency.policy.feedback(key, used=False)
+                else:
+                    self.counters.cancelled += 1
+                return True
+        return False
+
+    def _note(self, place: Place) -> None:
+        self.counters.evictions += place.evicted is not None
+        self.counters.bypassed += place.role is Role.TRANSIT

@@ -1,0 +1,184 @@
+"""The engine: a transformers model whose experts live in a byte-budgeted slot cache."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from miractl.errors import UsageError
+from miractl.plan.slots import SlotPlan, parse_budget, plan_slots
+from miractl.policy.eviction import HeatEviction
+from miractl.policy.heat import HeatTable
+from miractl.policy.prediction import MarkovTable
+from miractl.policy.residency import Residency
+from miractl.runtime import facts
+from miractl.runtime.arena import SlotArena, expert_nbytes
+from miractl.runtime.cache import ExpertCache
+from miractl.runtime.counters import ExpertCounts
+from miractl.runtime.loading import (
+    Outline,
+    attach,
+    load_without_experts,
+    open_source,
+    read_outline,
+)
+from miractl.runtime.lookahead import Lookahead, find_router
+from miractl.runtime.movers import CudaMover, DiskMover
+from miractl.runtime.runner import LayerRuns, Predictor, Prefetcher, TablePredictor
+from miractl.runtime.source import ExpertSource
+from miractl.runtime.transfer import TransferQueue
+from miractl.telemetry.snapshot import ExpertRow, Snapshot
+from miractl.units import MIB
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What to load and within which limits. `parameters` are the 12 of the profile."""
+
+    model_path: Path
+    model_id: str
+    parameters: dict[str, Any]
+    profile: str = "default"
+    device: str = "auto"
+    dtype: str = "auto"
+    expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
+    model_options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained
+
+
+class Engine:
+    """Owns the model, the cache and its threads. Close it when done."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        outline: Outline,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        source: ExpertSource,
+        plan: SlotPlan,
+        clock: "facts.Clock" = time.monotonic,
+    ) -> None:
+        self.options, self.outline, self.plan = options, outline, plan
+        self.model, self.tokenizer, self.source = model, tokenizer, source
+        self.started, self._clock = clock(), clock
+        self.arena = SlotArena(plan.slots, outline.shapes, model.dtype, model.device)
+        layers, values = len(outline.layers), options.parameters
+        self.heat = HeatTable(
+            layers,
+            outline.experts,
+            outline.top_k,
+            clock=clock,
+            threshold=values["cache_threshold"],
+            window=values["prediction_window_ms"] / 1000,
+            decay=values["heat_decay_factor"],
+        )
+        policy = HeatEviction(self.heat, layers, outline.experts)
+        mover = (
+            CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MIB)
+            if model.device.type == "cuda"
+            else DiskMover(source, self.arena)
+        )
+        self.cache = ExpertCache(
+            Residency(plan.slots, plan.ways, plan.staging_limit, policy),
+            TransferQueue(mover, clock),
+            ExpertCounts(layers, outline.experts),
+            plan.expert_bytes,
+            clock,
+        )
+        self.prefetcher: Prefetcher | None = None
+        if plan.staging_limit:
+            confidence = values["prediction_confidence"]
+            self.prefetcher = Prefetcher(self.cache, self._predictor(), confidence)
+        attach(model, outline, LayerRuns(self.cache, self.arena, self.prefetcher))
+
+    @classmethod
+    def load(cls, options: EngineOptions) -> Self:
+        """Plan first, load after: what cannot run is refused before anything large is read."""
+        device = pick_device(options.device)
+        dtype = pick_dtype(options.dtype, device)
+        outline = read_outline(options.model_path)
+        plan = plan_memory(options, outline, device, dtype)
+        source = open_source(options.model_path, outline)
+        model = load_without_experts(
+            options.model_path, outline, dtype, device, **options.model_options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(options.model_path)
+        return cls(options, outline, model, tokenizer, source, plan)
+
+    def snapshot(self) -> Snapshot:
+        """Everything there is to know at this moment."""
+        return facts.snapshot(self, self._clock() - self.started)
+
+    def expert_rows(self) -> list[ExpertRow]:
+        """One row for every (layer, expert), used or not."""
+        return facts.expert_rows(self)
+
+    def close(self) -> None:
+        """Stop the transfer threads and close the checkpoint's files."""
+        self.cache.transfers.close()
+        self.source.close()
+
+    def _predictor(self) -> Predictor:
+        outline = self.outline
+        if self.options.parameters["prediction_mode"] == "lookahead":
+            blocks = [self.model.get_submodule(name.rpartition(".")[0]) for name in outline.modules]
+            routers = [router for block in blocks if (router := find_router(block)) is not None]
+            if len(routers) == len(blocks):
+                return Lookahead(routers, outline.experts)
+            log.warning(
+                "%s: no router found beside the experts; predicting with a Markov table instead",
+                outline.config.model_type,
+            )
+        return TablePredictor(MarkovTable(len(outline.layers), outline.experts, outline.top_k))
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device if torch can use one, else the CPU. Raises UsageError."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {name!r}", hint="--device auto, cpu or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"{name} is not there: torch sees {torch.cuda.device_count()} CUDA devices",
+            hint="miractl doctor",
+        )
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU, bfloat16 on a GPU.
+
+    CPUs without bf16 units multiply bf16 matrices several times slower than float32 ones.
+    """
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise UsageError(f"unknown dtype {name!r}", hint=f"one of auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def plan_memory(
+    options: EngineOptions, outline: Outline, device: torch.device, dtype: torch.dtype
+) -> SlotPlan:
+    """Slots for the asked budget, or for what is free. Raises UsageError if it is too small."""
+    each = expert_nbytes(outline.shapes, dtype)
+    layers = len(outline.layers)
+    everything = each * layers * outline.experts
+    if options.expert_memory is None:
+        budget = min(everything, facts.free_bytes(device) - facts.reserved_bytes(outline, dtype))
+    else:
+        budget = parse_budget(options.expert_memory, everything)
+    values = options.parameters
+    staged = values["max_staged_experts"] if values["prefetch"] else 0
+    return plan_slots(budget, each, layers, outline.experts, outline.top_k, staged)

@@ -1,0 +1,161 @@
+"""The engine's figures, gathered into the telemetry's nouns."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from miractl import __version__
+from miractl.policy.keys import ExpertKey
+from miractl.policy.residency import Role
+from miractl.telemetry.snapshot import (
+    CacheFacts,
+    ExpertRow,
+    LayerFacts,
+    MemoryFacts,
+    ModelFacts,
+    PrefetchFacts,
+    Snapshot,
+    TransferFacts,
+    WorkFacts,
+)
+from miractl.units import GIB
+
+if TYPE_CHECKING:
+    from miractl.runtime.engine import Engine
+    from miractl.runtime.loading import Outline
+
+Clock = Callable[[], float]
+
+HEADROOM = GIB  # left free for activations, the KV cache's growth and other programs
+
+
+def snapshot(engine: "Engine", uptime: float) -> Snapshot:
+    """One consistent picture: counters are read under the cache's lock."""
+    cache, plan = engine.cache, engine.plan
+    stats = cache.transfers.stats
+    peak = stats.peak_bytes_per_second
+    with cache.lock:
+        counters = cache.counters
+        hits = cache.counts.hits.sum(axis=1).tolist()
+        misses = cache.counts.misses.sum(axis=1).tolist()
+        return Snapshot(
+            timestamp=time.time(),
+            uptime_seconds=uptime,
+            version=__version__,
+            profile=engine.options.profile,
+            parameters=dict(engine.options.parameters),
+            model=model_facts(engine),
+            cache=CacheFacts(
+                budget_bytes=plan.budget,
+                slots=plan.slots,
+                resident=len(cache.residency.members(Role.RESIDENT)),
+                resident_bytes=len(cache.residency) * plan.expert_bytes,
+                lookups=sum(hits) + sum(misses),
+                hits=sum(hits),
+                misses=sum(misses),
+                late=counters.late,
+                bypassed=counters.bypassed,
+                evictions=counters.evictions,
+                waves=counters.waves,
+            ),
+            prefetch=PrefetchFacts(
+                enabled=engine.prefetcher is not None,
+                mode=engine.prefetcher.predictor.mode if engine.prefetcher else "off",
+                issued=counters.issued,
+                used=counters.used,
+                late=counters.bets_late,
+                wasted=counters.wasted,
+                cancelled=counters.cancelled,
+                wasted_bytes=counters.wasted_bytes,
+                staged=len(cache.residency.members(Role.STAGED)),
+                staged_limit=plan.staging_limit,
+            ),
+            transfer=TransferFacts(
+                source=cache.transfers.mover.source,
+                bytes=stats.bytes,
+                busy_seconds=stats.busy_seconds,
+                peak_bytes_per_second=peak,
+            ),
+            switch=cache.switches.facts(plan.expert_bytes / peak if peak else None),
+            memory=memory_facts(engine),
+            work=WorkFacts(steps=counters.steps, tokens=counters.tokens),
+            layers=tuple(
+                LayerFacts(layer, hit + miss, hit)
+                for layer, hit, miss in zip(engine.outline.layers, hits, misses, strict=True)
+            ),
+        )
+
+
+def model_facts(engine: "Engine") -> ModelFacts:
+    """The served model."""
+    outline = engine.outline
+    return ModelFacts(
+        id=engine.options.model_id,
+        family=outline.config.model_type,
+        layers=outline.layers,
+        experts=outline.experts,
+        top_k=outline.top_k,
+        expert_bytes=engine.plan.expert_bytes,
+        device=str(engine.model.device),
+        dtype=str(engine.model.dtype).removeprefix("torch."),
+    )
+
+
+def memory_facts(engine: "Engine") -> MemoryFacts:
+    """The process, and torch's CUDA allocator where there is one."""
+    cuda = engine.model.device.type == "cuda"
+    stats = torch.cuda.memory_stats(engine.model.device) if cuda else {}
+    return MemoryFacts(
+        rss_bytes=psutil.Process().memory_info().rss,
+        arena_bytes=engine.arena.nbytes,
+        allocated_bytes=stats.get("allocated_bytes.all.current"),
+        reserved_bytes=stats.get("reserved_bytes.all.current"),
+        inactive_split_bytes=stats.get("inactive_split_bytes.all.current"),
+        alloc_retries=stats.get("num_alloc_retries"),
+        ooms=stats.get("num_ooms"),
+    )
+
+
+def expert_rows(engine: "Engine") -> list[ExpertRow]:
+    """Every (layer, expert) by its real layer index."""
+    cache, counts = engine.cache, engine.cache.counts
+    with cache.lock:
+        heat = engine.heat.scores()
+        resident = cache.residency.members(Role.RESIDENT)
+        return [
+            ExpertRow(
+                layer=real,
+                expert=expert,
+                heat=float(heat[layer, expert]),
+                resident=ExpertKey(layer, expert) in resident,
+                activations=int(counts.activations[layer, expert]),
+                hits=int(counts.hits[layer, expert]),
+                misses=int(counts.misses[layer, expert]),
+                prefetched=int(counts.prefetched[layer, expert]),
+                prefetch_used=int(counts.prefetch_used[layer, expert]),
+            )
+            for layer, real in enumerate(engine.outline.layers)
+            for expert in range(engine.outline.experts)
+        ]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on the device that holds the slots."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return int(psutil.virtual_memory().available)
+
+
+def reserved_bytes(outline: "Outline", dtype: torch.dtype) -> int:
+    """What everything but the experts will take, and the headroom."""
+    experts = {f"{name}.{p}" for name in outline.modules for p in outline.shapes}
+    weights = sum(
+        parameter.numel()
+        for name, parameter in outline.model.named_parameters()
+        if name not in experts
+    )
+    return weights * dtype.itemsize + HEADROOM

@@ -1,0 +1,110 @@
+"""One layer's step: count the routing, bet on the next layer, compute this one."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from miractl.policy.prediction import MarkovTable, Probabilities, candidates
+from miractl.runtime.arena import SlotArena
+from miractl.runtime.cache import ExpertCache
+from miractl.runtime.mixture import PART_BYTES, mix
+
+
+class Predictor(Protocol):
+    """Guesses the next layer's experts. May be wrong at no cost but time."""
+
+    mode: str
+
+    def predict(
+        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]
+    ) -> Probabilities | None:
+        """How much each expert of `layer + 1` is wanted, [experts]; x [T, H], ids [T, k]."""
+
+
+class TablePredictor:
+    """By a Markov table, learned from the stream."""
+
+    mode = "markov"
+
+    def __init__(self, table: MarkovTable) -> None:
+        self._table = table
+
+    def predict(
+        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]
+    ) -> Probabilities | None:
+        """Learn from this layer, then guess; nothing follows the last one."""
+        self._table.observe(layer, ids)
+        return self._table.predict(layer, ids)
+
+
+class Prefetcher:
+    """Turns guesses into bets, the most probable experts first."""
+
+    def __init__(self, cache: ExpertCache, predictor: Predictor, confidence: float) -> None:
+        self.predictor = predictor
+        self._cache, self._confidence = cache, confidence
+
+    def after_routing(self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]) -> None:
+        """Bet, now that x [T, H] and ids [T, k] of `layer` are known."""
+        wanted = self.predictor.predict(layer, x, ids)
+        if wanted is not None:
+            self._cache.bet(candidates(layer + 1, wanted, self._confidence))
+
+
+class LayerRuns:
+    """What every experts module of the model calls. One layer's step runs at a time."""
+
+    def __init__(self, cache: ExpertCache, arena: SlotArena, prefetcher: Prefetcher | None) -> None:
+        self.cache, self.arena, self.prefetcher = cache, arena, prefetcher
+        self._one_at_a_time = threading.Lock()
+
+    @torch.no_grad()
+    def run(
+        self,
+        layer: int,
+        module: torch.nn.Module,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        scores: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute x [T, H] by ids and scores [T, k] -> [T, H]; long steps are split over tokens."""
+        limit = max(1, PART_BYTES // (ids.shape[1] * x.shape[1] * x.element_size()))
+        routed = ids.cpu().numpy()  # the one read-back of a layer
+        with self._one_at_a_time:
+            if len(routed) <= limit:
+                return self._step(layer, module, x, routed, scores)
+            spans = [slice(at, at + limit) for at in range(0, len(routed), limit)]
+            return torch.cat([self._step(layer, module, x[s], routed[s], scores[s]) for s in spans])
+
+    def _step(
+        self,
+        layer: int,
+        module: torch.nn.Module,
+        x: torch.Tensor,
+        ids: npt.NDArray[np.int64],
+        scores: torch.Tensor,
+    ) -> torch.Tensor:
+        self._record(layer, ids)
+        if self.prefetcher is not None:
+            self.prefetcher.after_routing(layer, x, ids)
+        return mix(module, x, ids, scores, self._arrivals(layer, ids))
+
+    def _arrivals(
+        self, layer: int, ids: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
+        for expert, slot in self.cache.serve(layer, np.unique(ids).tolist()):
+            yield expert, self.arena[slot]
+
+    def _record(self, layer: int, ids: npt.NDArray[np.int64]) -> None:
+        cache = self.cache
+        counts = np.bincount(ids.reshape(-1), minlength=cache.counts.activations.shape[1])
+        with cache.lock:
+            cache.counts.activations[layer] += counts
+            cache.residency.policy.record(layer, counts, len(ids))
+            if layer == 0:
+                cache.counters.steps += 1
+                cache.counters.tokens += len(ids)

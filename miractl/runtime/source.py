@@ -1,0 +1,265 @@
+"""Experts as bytes on disk: where each one lies and how it gets into a slot.
+
+Every published layout (one tensor an expert and projection, or all experts fused in one 3-D tensor,
+transposed, interleaved) is described by transformers' own weight converters. Instead of running a
+converter at every read, it is run once with addresses as values: what comes out says where each
+source element lands in the slot. All known layouts are affine maps, so a source tensor becomes a
+`Piece`: a byte range in a file and a strided view of the slot, copied in one pass with its type
+converted on the way.
+"""
+
+import copy
+import math
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from miractl.checkpoint.header import TensorRange
+from miractl.errors import MiractlError
+from miractl.policy.keys import ExpertKey
+
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+Views = Mapping[str, torch.Tensor]  # parameter name -> [...] view of one slot
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One source tensor of one expert and the strided part of a slot's parameter it fills."""
+
+    source: TensorRange
+    parameter: str
+    offset: int  # elements from the start of the parameter's slot
+    strides: tuple[int, ...]  # elements, one for each axis of source.shape
+
+
+class ExpertSource:
+    """Reads single experts. Thread-safe: each thread has its own read buffer."""
+
+    def __init__(self, pieces: dict[ExpertKey, tuple[Piece, ...]]) -> None:
+        self._pieces = pieces
+        self._files = {
+            path: os.open(path, os.O_RDONLY)
+            for path in {piece.source.file for own in pieces.values() for piece in own}
+        }
+        self._buffers = threading.local()
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def stored_bytes(self, key: ExpertKey) -> int:
+        """Bytes of one expert on disk."""
+        return sum(piece.source.nbytes for piece in self._pieces[key])
+
+    def read(self, key: ExpertKey, slot: Views) -> int:
+        """Fill a slot with one expert; returns the bytes read. Raises MiractlError."""
+        total = 0
+        for piece in self._pieces[key]:
+            raw = self._read_bytes(piece.source)
+            tensor = raw.view(TORCH_DTYPES[piece.source.dtype]).view(piece.source.shape)
+            target = slot[piece.parameter]
+            target.as_strided(
+                piece.source.shape, piece.strides, target.storage_offset() + piece.offset
+            ).copy_(tensor)
+            total += piece.source.nbytes
+        return total
+
+    def _read_bytes(self, source: TensorRange) -> torch.Tensor:
+        """The tensor's bytes, uint8 [nbytes], in this thread's buffer until its next read."""
+        buffer = getattr(self._buffers, "bytes", None)
+        if buffer is None or buffer.numel() < source.nbytes:
+            buffer = self._buffers.bytes = torch.empty(source.nbytes, dtype=torch.uint8)
+        raw = buffer[: source.nbytes]
+        view = memoryview(raw.numpy())  # type: ignore[arg-type]
+        try:
+            read = os.preadv(self._files[source.file], [view], source.start)
+            while 0 < read < source.nbytes:
+                more = os.preadv(self._files[source.file], [view[read:]], source.start + read)
+                if more == 0:
+                    break
+                read += more
+        except OSError as error:
+            raise MiractlError(f"cannot read {source.file}: {error.strerror}") from error
+        if read != source.nbytes:
+            raise MiractlError(
+                f"{source.file.name} ended at byte {source.start + read:,} while reading an expert "
+                f"that needs {source.start + source.nbytes:,}"
+            )
+        return raw
+
+
+def map_experts(
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    tensors: Mapping[str, TensorRange],
+    modules: list[str],
+) -> dict[ExpertKey, tuple[Piece, ...]]:
+    """Pieces of every expert of `modules` (names of experts modules, in layer order).
+
+    `model` is a stock model on the meta device. Raises MiractlError when an expert is incomplete
+    or its layout is not understood.
+    """
+    sources = _sources(model, tensors, set(modules))
+    convert = {"model": model, "config": config}
+    layouts: dict[tuple[Any, ...], list[_Placement]] = {}  # layers and experts share theirs
+    pieces: dict[ExpertKey, tuple[Piece, ...]] = {}
+    for layer, name in enumerate(modules):
+        shapes = {p: tuple(t.shape[1:]) for p, t in own_parameters(model.get_submodule(name))}
+        if missing := shapes.keys() - sources[name].keys():
+            raise MiractlError(f"the checkpoint has no tensor for {name}.{min(missing)}")
+        count = expert_count(model.get_submodule(name))
+        for expert in range(count):
+            own: list[Piece] = []
+            for parameter, source in sources[name].items():
+                target = f"{name}.{parameter}"
+                parts = source.parts(expert, count, target)
+                layout = (parameter, *((part.pattern, part.tensor.shape) for part in parts))
+                if layout not in layouts:
+                    layouts[layout] = _placements(
+                        source.converter, target, parts, shapes[parameter], convert
+                    )
+                places = zip(parts, layouts[layout], strict=True)
+                own += [Piece(part.tensor, parameter, *place) for part, place in places]
+            pieces[ExpertKey(layer, expert)] = tuple(own)
+    return pieces
+
+
+def own_parameters(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The fused parameters of an experts module, each [experts, ...]."""
+    return list(module.named_parameters(recurse=False))
+
+
+def expert_count(module: torch.nn.Module) -> int:
+    """Experts of an experts module."""
+    return int(module.num_experts)  # type: ignore[arg-type]
+
+
+class _Placement(NamedTuple):
+    offset: int
+    strides: tuple[int, ...]
+
+
+class _Part(NamedTuple):
+    """One source tensor of one expert: its own, or its slice of a tensor that fuses all."""
+
+    pattern: str
+    tensor: TensorRange
+    fused: bool
+
+
+class _Source:
+    """The checkpoint tensors behind one fused parameter, by pattern, and their converter."""
+
+    def __init__(self, converter: WeightConverter | None) -> None:
+        self.converter = converter
+        self.tensors: dict[str, list[TensorRange]] = defaultdict(list)
+
+    def parts(self, expert: int, count: int, name: str) -> list[_Part]:
+        """The parts of one expert of `count`."""
+        found = []
+        for pattern, tensors in self.tensors.items():
+            if len(tensors) == count:
+                found.append(_Part(pattern, tensors[expert], fused=False))
+            elif len(tensors) == 1 and tensors[0].shape[0] == count:
+                found.append(_Part(pattern, _slice(tensors[0], expert), fused=True))
+            else:
+                raise MiractlError(
+                    f"{name} has {count} experts, the checkpoint holds {len(tensors)} of {pattern}"
+                )
+        return found
+
+
+def _slice(fused: TensorRange, expert: int) -> TensorRange:
+    one = TensorRange(fused.file, fused.start, fused.dtype, fused.shape[1:])
+    return TensorRange(one.file, one.start + expert * one.nbytes, one.dtype, one.shape)
+
+
+def _sources(
+    model: PreTrainedModel, tensors: Mapping[str, TensorRange], modules: set[str]
+) -> dict[str, dict[str, _Source]]:
+    """{module: {parameter: source}} by transformers' own renaming of checkpoint keys."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
+    state = model.state_dict()
+    sources: dict[str, dict[str, _Source]] = defaultdict(dict)
+    for key in sorted(tensors, key=dot_natural_key):
+        target, pattern = rename_source_key(
+            key, renamings, converters, model.base_model_prefix, state
+        )
+        module, _, parameter = target.rpartition(".")
+        if module not in modules:
+            continue
+        if tensors[key].dtype not in TORCH_DTYPES:
+            raise MiractlError(
+                f"experts are stored as {tensors[key].dtype} ({key}); "
+                f"this version reads {', '.join(TORCH_DTYPES)}"
+            )
+        source = sources[module].setdefault(parameter, _Source(by_pattern.get(pattern or "")))
+        source.tensors[pattern or parameter].append(tensors[key])
+    return sources
+
+
+def _placements(
+    converter: WeightConverter | None,
+    target: str,
+    parts: list[_Part],
+    shape: tuple[int, ...],
+    convert: dict[str, Any],
+) -> list[_Placement]:
+    """Where each part lands in a parameter's slot of `shape`, found by converting addresses."""
+    addresses: list[torch.Tensor] = []
+    total = 0
+    for part in parts:
+        size = math.prod(part.tensor.shape)
+        addresses.append(torch.arange(total, total + size).view(part.tensor.shape))
+        total += size
+    landed = addresses[0]
+    if converter is not None:
+        once = copy.deepcopy(converter)  # it collects tensors: each use needs a fresh one
+        for part, values in zip(parts, addresses, strict=True):
+            tensor: Any = values[None] if part.fused else values
+            once.add_tensor(target, target, part.pattern, tensor)
+        result = once.convert(target, **convert)[target]
+        landed = result[0] if isinstance(result, list) else result
+    if landed.dim() == len(shape) + 1:
+        landed = landed[0]
+    if landed.numel() != total or tuple(landed.shape) != shape:
+        raise MiractlError(
+            f"{target} is {list(shape)} an expert, the checkpoint gives {list(landed.shape)}"
+        )
+    where = torch.empty(total, dtype=torch.int64)
+    where[landed.reshape(-1)] = torch.arange(total)  # source address -> element of the slot
+    return [_affine(where[address], target) for address in addresses]
+
+
+def _affine(landed: torch.Tensor, target: str) -> _Placement:
+    """Offset and strides of a map from source index to slot element, proved for every element."""
+    origin = int(landed.reshape(-1)[0])
+    rebuilt = torch.full_like(landed, origin)
+    strides = []
+    for axis, size in enumerate(landed.shape):
+        stride = int(landed.select(axis, 1).reshape(-1)[0]) - origin if size > 1 else 0
+        along = [1] * landed.dim()
+        along[axis] = size
+        rebuilt += (torch.arange(size) * stride).view(along)
+        strides.append(stride)
+    if not torch.equal(rebuilt, landed):
+        raise MiractlError(f"the layout of {target} is not one this version can read")
+    return _Placement(origin, tuple(strides))

@@ -1,0 +1,167 @@
+"""The proof that outputs do not depend on the cache: the same inputs through the stock model.
+
+Each case runs the model with another way to go wrong: a small cache, barely more slots than one
+layer needs, waves, predictions that are always wrong. The last one puts a wrong expert into every
+slot on purpose, and has to be noticed: a check that cannot fail proves nothing.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+
+from miractl.errors import MiractlError
+from miractl.policy.keys import ExpertKey
+from miractl.policy.prediction import Probabilities
+from miractl.runtime.arena import expert_nbytes
+from miractl.runtime.engine import Engine, EngineOptions
+from miractl.runtime.loading import Outline, read_outline
+from miractl.runtime.runner import Predictor
+from miractl.runtime.transfer import Mover
+from miractl.units import format_bytes
+
+TOLERANCE = 1e-5  # largest difference of a logit, float32
+GREEDY_TOKENS = 32
+PROMPT_TOKENS = 96  # enough for a prefill that wants most experts of a layer
+CONTROL = "wrong expert on purpose"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way of running the model, and what came of it."""
+
+    name: str
+    slots: int
+    difference: float  # largest |logit - stock logit| over the prompt
+    same_text: bool  # greedy continuation equals the stock model's
+    hits: int
+    misses: int
+    waves: int
+    wasted: int
+    control: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Equal within the tolerance; for the control, noticeably different."""
+        equal = self.difference <= TOLERANCE and self.same_text
+        return not equal if self.control else equal
+
+
+def verify(options: EngineOptions) -> Iterator[Case]:
+    """Run all cases, in float32. Raises MiractlError if the stock model does not fit the RAM."""
+    options = dataclasses.replace(options, dtype="float32", device="cpu")
+    outline = read_outline(options.model_path)
+    _refuse_too_large(outline)
+    prompt = _prompt(outline)
+    stock = type(outline.model).from_pretrained(options.model_path, dtype=torch.float32)
+    expected = _answer(stock, prompt)
+    del stock
+    layers, k = len(outline.layers), outline.top_k
+    quarter = max(k, layers * outline.experts // 4)
+    for name, slots in (
+        ("a quarter of the experts", quarter),
+        ("one slot a layer above top-k", layers * (k + 1)),
+        ("top-k slots for all layers: waves", k),
+        ("predictions always wrong", quarter),
+        (CONTROL, quarter),
+    ):
+        yield _run(options, outline, name, slots, prompt, expected)
+
+
+def _run(
+    options: EngineOptions,
+    outline: Outline,
+    name: str,
+    slots: int,
+    prompt: torch.Tensor,
+    expected: "_Answer",
+) -> Case:
+    budget = slots * expert_nbytes(outline.shapes, torch.float32)
+    engine = Engine.load(dataclasses.replace(options, expert_memory=f"{budget}B"))
+    try:
+        if name == CONTROL:
+            queue = engine.cache.transfers
+            queue.mover = _NeighbourMover(queue.mover, outline.experts)
+        if "wrong" in name and engine.prefetcher is not None:
+            engine.prefetcher.predictor = _Contrary(engine.prefetcher.predictor)
+        answer = _answer(engine.model, prompt)
+        facts = engine.snapshot()
+    finally:
+        engine.close()
+    return Case(
+        name=name,
+        slots=engine.plan.slots,
+        difference=float((answer.logits - expected.logits).abs().max()),
+        same_text=torch.equal(answer.text, expected.text),
+        hits=facts.cache.hits,
+        misses=facts.cache.misses,
+        waves=facts.cache.waves,
+        wasted=facts.prefetch.wasted,
+        control=name == CONTROL,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    logits: torch.Tensor  # [1, prompt, vocabulary]
+    text: torch.Tensor  # [1, prompt + generated]
+
+
+@torch.no_grad()
+def _answer(model: torch.nn.Module, prompt: torch.Tensor) -> _Answer:
+    logits = model(prompt).logits
+    text = model.generate(  # type: ignore[operator]
+        prompt[:, : PROMPT_TOKENS // 2],
+        attention_mask=torch.ones(1, PROMPT_TOKENS // 2, dtype=torch.int64),
+        max_new_tokens=GREEDY_TOKENS,
+        do_sample=False,
+    )
+    return _Answer(logits, text)
+
+
+def _prompt(outline: Outline) -> torch.Tensor:
+    """Fixed pseudo-random ids [1, PROMPT_TOKENS]: they reach more experts than prose does."""
+    vocabulary = int(outline.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(1, vocabulary, (1, PROMPT_TOKENS), generator=generator)
+
+
+def _refuse_too_large(outline: Outline) -> None:
+    need = sum(parameter.numel() for parameter in outline.model.parameters()) * 4
+    free = psutil.virtual_memory().available
+    if need > 0.8 * free:
+        raise MiractlError(
+            f"the stock model takes {format_bytes(need)} in float32, {format_bytes(free)} are free, "
+            "so there is nothing to compare with on this machine",
+            hint="verify a smaller model of the same family",
+        )
+
+
+class _Contrary:
+    """Wants most what the real predictor wants least."""
+
+    def __init__(self, inner: Predictor) -> None:
+        self._inner, self.mode = inner, inner.mode
+
+    def predict(
+        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]
+    ) -> Probabilities | None:
+        wanted = self._inner.predict(layer, x, ids)
+        return None if wanted is None else wanted.max() - wanted
+
+
+class _NeighbourMover:
+    """Brings the next expert instead of the one asked for."""
+
+    def __init__(self, inner: Mover, experts: int) -> None:
+        self._inner, self._experts, self.source = inner, experts, inner.source
+
+    def move(self, key: ExpertKey, slot: int) -> int:
+        return self._inner.move(ExpertKey(key.layer, (key.expert + 1) % self._experts), slot)
+
+    def arrive(self, slot: int) -> None:
+        self._inner.arrive(slot)
