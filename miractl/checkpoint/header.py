@@ -104,7 +104,9 @@ def _tensor(path: Path, name: str, entry: Any, size: int, data_start: int) -> Te
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
-        whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+        whole = isinstance(dtype, str) and all(
+            type(n) is int and n >= 0 for n in (*shape, begin, end)
+        )
     except (TypeError, KeyError, ValueError):
         whole = False
     if not whole:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCau
 
 VOCAB_SIZE = 2048
 END_OF_TEXT = "<|endoftext|>"
-# A base model has no roles: the template only joins the messages, so that a chat continues its text.
+# A base model has no roles: the template only joins the messages; a chat continues their text.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 HELD_OUT = 0.03  # the tail of each corpus is never trained on
 
@@ -43,7 +44,8 @@ def read_domains(folder: Path) -> list[Domain]:
     """Read every corpus of `folder`, sorted by name."""
     domains = []
     for path in sorted([*folder.glob("*.txt"), *folder.glob("*.txt.xz")]):
-        raw = lzma.open(path).read() if path.suffix == ".xz" else path.read_bytes()
+        raw = path.read_bytes()
+        raw = lzma.decompress(raw) if path.suffix == ".xz" else raw
         text = raw.decode(errors="replace")
         cut = int(len(text) * (1 - HELD_OUT))
         domains.append(Domain(path.name.split(".")[0], text[:cut], text[cut:]))
@@ -77,27 +79,28 @@ def train_tokenizer(domains: list[Domain]) -> PreTrainedTokenizerFast:
 
 def demo_config() -> Qwen3MoeConfig:
     """6 layers, 32 experts of 3 x 160 x 64 weights (60 KiB in bf16), top-4."""
-    config = Qwen3MoeConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=160,
-        intermediate_size=320,
-        moe_intermediate_size=64,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_experts=32,
-        num_experts_per_tok=4,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        max_position_embeddings=1024,
-        rope_theta=10_000.0,
-        tie_word_embeddings=True,
-        router_aux_loss_coef=0.002,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
+    settings: dict[str, Any] = {  # the checked signature lacks some of them
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 160,
+        "intermediate_size": 320,
+        "moe_intermediate_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "max_position_embeddings": 1024,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+        "router_aux_loss_coef": 0.002,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    config = Qwen3MoeConfig(**settings)
     config.architectures = ["Qwen3MoeForCausalLM"]
     return config
 
@@ -181,7 +184,10 @@ def train(
         steps += 1
         if steps % 25 == 0:
             rate = steps * rows * length / (time.monotonic() - started)
-            print(f"{progress:6.1%}  step {steps}  loss {loss.item():.3f}  {rate:.0f} tok/s", flush=True)
+            print(
+                f"{progress:6.1%}  step {steps}  loss {loss.item():.3f}  {rate:.0f} tok/s",
+                flush=True,
+            )
     return {
         "steps": steps,
         "tokens": steps * rows * length,
@@ -192,12 +198,15 @@ def train(
 def save(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """bf16, per-expert tensors, shards of at most 8 MiB."""
     tokenizer.save_pretrained(out)
-    model.to(torch.bfloat16).save_pretrained(out, max_shard_size="8MB")
+    model.to(dtype=torch.bfloat16)
+    model.save_pretrained(out, max_shard_size="8MB")
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--corpora", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=90)

@@ -53,7 +53,7 @@ def plan_slots(
         )
     if slots == total:
         return SlotPlan(budget, expert_bytes, slots, (experts,) * layers, 0)
-    staging = min(max_staged, max(0, slots // STAGING_SHARE - 1))
+    staging = min(max_staged, slots // STAGING_SHARE)
     return SlotPlan(budget, expert_bytes, slots, even_ways(slots - 1 - staging, layers), staging)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import transformers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from miractl.errors import UsageError
+from miractl.errors import MiractlError, UsageError
 from miractl.plan.slots import SlotPlan, parse_budget, plan_slots
 from miractl.policy.eviction import HeatEviction
 from miractl.policy.heat import HeatTable
@@ -19,6 +20,7 @@ from miractl.runtime import facts
 from miractl.runtime.arena import SlotArena, expert_nbytes
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
+from miractl.runtime.heap import give_back
 from miractl.runtime.loading import (
     Outline,
     attach,
@@ -32,10 +34,10 @@ from miractl.runtime.runner import LayerRuns, Predictor, Prefetcher, TablePredic
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.transfer import TransferQueue
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
-from miractl.units import MIB
 
 log = logging.getLogger(__name__)
 
+MB = 10**6  # the unit of dma_buffer_size_mb
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,6 +52,7 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
+    with_tokenizer: bool = True
     model_options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained
 
 
@@ -61,13 +64,14 @@ class Engine:
         options: EngineOptions,
         outline: Outline,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         source: ExpertSource,
         plan: SlotPlan,
         clock: "facts.Clock" = time.monotonic,
     ) -> None:
         self.options, self.outline, self.plan = options, outline, plan
-        self.model, self.tokenizer, self.source = model, tokenizer, source
+        self.model, self.source = model, source
+        self._tokenizer = tokenizer
         self.started, self._clock = clock(), clock
         self.arena = SlotArena(plan.slots, outline.shapes, model.dtype, model.device)
         layers, values = len(outline.layers), options.parameters
@@ -82,7 +86,7 @@ class Engine:
         )
         policy = HeatEviction(self.heat, layers, outline.experts)
         mover = (
-            CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MIB)
+            CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MB)
             if model.device.type == "cuda"
             else DiskMover(source, self.arena)
         )
@@ -106,12 +110,20 @@ class Engine:
         dtype = pick_dtype(options.dtype, device)
         outline = read_outline(options.model_path)
         plan = plan_memory(options, outline, device, dtype)
+        tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         source = open_source(options.model_path, outline)
         model = load_without_experts(
             options.model_path, outline, dtype, device, **options.model_options
         )
-        tokenizer = AutoTokenizer.from_pretrained(options.model_path)
+        give_back()
         return cls(options, outline, model, tokenizer, source, plan)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer. Raises MiractlError if it was not asked for."""
+        if self._tokenizer is None:
+            raise MiractlError(f"{self.options.model_id} was loaded without its tokenizer")
+        return self._tokenizer
 
     def snapshot(self) -> Snapshot:
         """Everything there is to know at this moment."""
@@ -138,6 +150,22 @@ class Engine:
                 outline.config.model_type,
             )
         return TablePredictor(MarkovTable(len(outline.layers), outline.experts, outline.top_k))
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside the weights. Raises MiractlError in one line."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise MiractlError(f"{folder} has no tokenizer that can be loaded: {reason}") from None
+    return tokenizer
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' advice and progress bars off the terminal; errors still come through."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 def pick_device(name: str) -> torch.device:

@@ -100,7 +100,9 @@ def load_without_experts(
         raise MiractlError(
             f"the checkpoint has no tensor for {missing[0]} ({len(missing)} missing)"
         )
-    model.eval()  # type: ignore[no-untyped-call]
+    if device.type == "cpu":
+        _own_memory(model)
+    model.eval()
     return model
 
 
@@ -115,6 +117,15 @@ def attach(model: PreTrainedModel, outline: Outline, runner: LayerRunner) -> Non
 def is_experts(module: torch.nn.Module) -> bool:
     """Whether transformers' experts interface covers this module."""
     return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")
+
+
+def _own_memory(model: PreTrainedModel) -> None:
+    """Copy weights that the loader left as views of the mapped file.
+
+    A file that is cut or replaced under a running server must not take the process with it.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _config(folder: Path) -> PreTrainedConfig:

@@ -97,8 +97,8 @@ class ExpertSource:
             raise MiractlError(f"cannot read {source.file}: {error.strerror}") from error
         if read != source.nbytes:
             raise MiractlError(
-                f"{source.file.name} ended at byte {source.start + read:,} while reading an expert "
-                f"that needs {source.start + source.nbytes:,}"
+                f"{source.file.name} now ends at byte {source.file.stat().st_size:,}, "
+                f"an expert needs {source.start + source.nbytes:,}"
             )
         return raw
 
@@ -228,7 +228,8 @@ def _placements(
     total = 0
     for part in parts:
         size = math.prod(part.tensor.shape)
-        addresses.append(torch.arange(total, total + size).view(part.tensor.shape))
+        numbers = torch.arange(total, total + size, dtype=torch.int32)
+        addresses.append(numbers.view(part.tensor.shape))
         total += size
     landed = addresses[0]
     if converter is not None:
@@ -244,22 +245,24 @@ def _placements(
         raise MiractlError(
             f"{target} is {list(shape)} an expert, the checkpoint gives {list(landed.shape)}"
         )
-    where = torch.empty(total, dtype=torch.int64)
-    where[landed.reshape(-1)] = torch.arange(total)  # source address -> element of the slot
-    return [_affine(where[address], target) for address in addresses]
+    flat = landed.reshape(-1)
+    return [_affine(flat, numbers, target) for numbers in addresses]
 
 
-def _affine(landed: torch.Tensor, target: str) -> _Placement:
-    """Offset and strides of a map from source index to slot element, proved for every element."""
-    origin = int(landed.reshape(-1)[0])
-    rebuilt = torch.full_like(landed, origin)
-    strides = []
-    for axis, size in enumerate(landed.shape):
-        stride = int(landed.select(axis, 1).reshape(-1)[0]) - origin if size > 1 else 0
-        along = [1] * landed.dim()
-        along[axis] = size
-        rebuilt += (torch.arange(size) * stride).view(along)
-        strides.append(stride)
-    if not torch.equal(rebuilt, landed):
+def _affine(landed: torch.Tensor, numbers: torch.Tensor, target: str) -> _Placement:
+    """Offset and strides at which the slot's elements `landed` [n] hold a part's `numbers`."""
+
+    def position(index: tuple[int, ...]) -> int:
+        return int((landed == numbers[index]).nonzero()[0, 0])
+
+    zero = (0,) * numbers.dim()
+    origin = position(zero)
+    strides = tuple(
+        position((*zero[:axis], 1, *zero[axis + 1 :])) - origin if size > 1 else 0
+        for axis, size in enumerate(numbers.shape)
+    )
+    last = origin + sum((n - 1) * step for n, step in zip(numbers.shape, strides, strict=True))
+    affine = min(strides) >= 0 and last < len(landed)
+    if not affine or not torch.equal(landed.as_strided(numbers.shape, strides, origin), numbers):
         raise MiractlError(f"the layout of {target} is not one this version can read")
-    return _Placement(origin, tuple(strides))
+    return _Placement(origin, strides)

@@ -53,7 +53,7 @@ class Case:
 
 def verify(options: EngineOptions) -> Iterator[Case]:
     """Run all cases, in float32. Raises MiractlError if the stock model does not fit the RAM."""
-    options = dataclasses.replace(options, dtype="float32", device="cpu")
+    options = dataclasses.replace(options, dtype="float32", device="cpu", with_tokenizer=False)
     outline = read_outline(options.model_path)
     _refuse_too_large(outline)
     prompt = _prompt(outline)
@@ -135,7 +135,7 @@ def _refuse_too_large(outline: Outline) -> None:
     free = psutil.virtual_memory().available
     if need > 0.8 * free:
         raise MiractlError(
-            f"the stock model takes {format_bytes(need)} in float32, {format_bytes(free)} are free, "
+            f"the stock model takes {format_bytes(need)} in float32, {format_bytes(free)} is free, "
             "so there is nothing to compare with on this machine",
             hint="verify a smaller model of the same family",
         )

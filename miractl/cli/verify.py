@@ -1,0 +1,73 @@
+"""`miractl verify`: the proof that outputs equal the stock model's."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from miractl.cli.options import json_option
+from miractl.errors import MiractlError
+from miractl.output import Output
+from miractl.paths import DEMO_MODEL
+
+if TYPE_CHECKING:
+    from miractl.runtime.verify import Case
+
+
+@click.command()
+@click.argument("model", required=False, type=click.Path(path_type=Path))
+@json_option
+def command(model: Path | None, as_json: bool) -> None:
+    """Prove that outputs equal those of the stock model.
+
+    Runs MODEL (default: the bundled demo model) in float32 through stock transformers and through
+    miractl with a small cache, with barely enough slots, in waves and with predictions that are
+    always wrong; then once with wrong experts on purpose, which has to be noticed.
+
+    \b
+    Examples:
+      miractl verify
+      miractl verify ./my-model --json
+    """
+    folder = model or DEMO_MODEL
+    if not folder.is_dir():
+        raise MiractlError(f"no model folder {str(folder)!r}", hint="miractl verify ./my-model")
+    out = Output(json=as_json)
+    out.note(f"verifying {folder.name}: the same inputs through stock transformers and miractl")
+
+    from miractl.profiles import load_profile  # torch takes seconds: only now
+    from miractl.runtime.engine import EngineOptions, quiet_transformers
+    from miractl.runtime.verify import TOLERANCE, verify
+
+    quiet_transformers()
+    options = EngineOptions(folder, folder.name, dict(load_profile("default").values))
+    cases = []
+    for case in verify(options):
+        cases.append(case)
+        if not as_json:
+            out.data(_line(out, case))
+    largest = max(case.difference for case in cases if not case.control)
+    passed = all(case.passed for case in cases)
+    if as_json:
+        rows = [{**dataclasses.asdict(case), "passed": case.passed} for case in cases]
+        facts = {"passed": passed, "largest_difference": largest, "tolerance": TOLERANCE}
+        out.json({"schema": "miractl.verify/1", "model": str(folder), **facts, "cases": rows})
+    else:
+        out.data(
+            f"\nlargest difference to stock transformers: {largest:.1e} (limit {TOLERANCE:.0e})"
+        )
+    if not passed:
+        failed = ", ".join(case.name for case in cases if not case.passed)
+        raise MiractlError(f"outputs differ from the stock model: {failed}")
+
+
+def _line(out: Output, case: "Case") -> str:
+    mark = out.mark("ok" if case.passed else "fail")
+    text = "same text" if case.same_text else "other text"
+    noticed = " (noticed, as it must be)" if case.control and case.passed else ""
+    return (
+        f"{mark} {case.name:<34} difference {case.difference:.1e}, {text}{noticed} · "
+        f"{case.slots} slots, {case.hits} hits, {case.misses} misses, "
+        f"{case.waves} waves, {case.wasted} wasted prefetches"
+    )

@@ -1,0 +1,62 @@
+"""Slots from a byte budget."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miractl.errors import UsageError
+from miractl.plan.slots import parse_budget, plan_slots
+from miractl.units import MIB
+
+
+@given(
+    budget=st.integers(0, 10**9),
+    expert_bytes=st.integers(1, 10**7),
+    layers=st.integers(1, 48),
+    experts=st.integers(1, 128),
+    top_k=st.integers(1, 8),
+    max_staged=st.integers(0, 8),
+)
+def test_a_plan_keeps_the_budget_and_can_always_make_progress(
+    budget: int, expert_bytes: int, layers: int, experts: int, top_k: int, max_staged: int
+) -> None:
+    top_k = min(top_k, experts)
+    try:
+        plan = plan_slots(budget, expert_bytes, layers, experts, top_k, max_staged)
+    except UsageError:
+        assert budget // expert_bytes < top_k
+        return
+    assert plan.arena_bytes <= budget
+    assert plan.slots <= layers * experts
+    assert len(plan.ways) <= layers
+    assert max(plan.ways) - min(plan.ways) <= 1
+    reserve = plan.slots - sum(plan.ways)
+    if plan.slots == layers * experts:
+        assert plan.ways == (experts,) * layers
+    else:
+        assert reserve == plan.staging_limit + 1
+    assert plan.staging_limit <= max_staged
+    assert plan.staging_limit <= plan.slots // 4
+
+
+def test_a_budget_below_one_layers_top_k_is_refused_with_what_would_do() -> None:
+    with pytest.raises(UsageError) as refused:
+        plan_slots(7 * MIB, 2 * MIB, 6, 32, 4, 3)
+    assert refused.value.message == (
+        "expert memory 7 MiB holds 3 experts of 2 MiB; one layer needs its top 4 at once"
+    )
+    assert refused.value.hint == "--expert-memory 8MiB or more"
+    assert plan_slots(8 * MIB, 2 * MIB, 6, 32, 4, 3).slots == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("40%", 400), ("100%", 1000), ("512B", 512), ("1KiB", 1024)]
+)
+def test_budgets_are_shares_of_all_experts_or_bytes(text: str, expected: int) -> None:
+    assert parse_budget(text, 1000) == expected
+
+
+@pytest.mark.parametrize("text", ["", "40", "0%", "101%", "-3GiB", "lots", "nan%"])
+def test_other_budgets_are_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match="expert memory: "):
+        parse_budget(text, 1000)

@@ -1,0 +1,111 @@
+"""What cannot be loaded is refused in one line, before anything large is read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from miractl.errors import MiractlError, UsageError
+from miractl.runtime.engine import Engine
+from tests.runtime.models import load, make_model, options, rename_tensors
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def single_file(folder: Path) -> None:
+    """One shard, so that tensors can be renamed."""
+    model = make_model(folder, "Qwen3Moe")
+    for path in folder.glob("model*"):
+        path.unlink()
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("rename", "says"),
+    [
+        (
+            {"model.layers.1.mlp.experts.3.up_proj.weight": None},
+            "has 8 experts, the checkpoint holds 7",
+        ),
+        ({"model.norm.weight": None}, "no tensor for model.norm.weight"),
+        ({"lm_head.weight": None}, "no tensor for lm_head.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(tmp_path: Path, rename: dict[str, None], says: str) -> None:
+    single_file(tmp_path)
+    rename_tensors(tmp_path, dict(rename))
+    with pytest.raises(MiractlError) as refused:
+        load(tmp_path, 12)
+    assert says in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised"),
+        ({"architectures": ["NoSuchModel"]}, "has no model class for"),
+        ({"model_type": "nothing-known"}, "config.json: "),
+        ({"moe_intermediate_size": 25}, "is [32, 25] an expert, the checkpoint gives [32, 24]"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    make_model(tmp_path, "Qwen3Moe")
+    edit_config(tmp_path, **changes)
+    with pytest.raises(MiractlError) as refused:
+        Engine.load(options(tmp_path, "100%"))
+    assert says in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_a_dense_model_is_refused(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(MiractlError, match="llama has no experts"):
+        Engine.load(options(tmp_path, "100%"))
+
+
+def test_a_budget_below_top_k_is_refused_before_loading(tmp_path: Path) -> None:
+    make_model(tmp_path, "Qwen3Moe")
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()  # would fail with another message if it came to loading
+    with pytest.raises(UsageError, match="one layer needs its top 2 at once"):
+        Engine.load(options(tmp_path, "3%"))
+
+
+@torch.no_grad()
+def test_a_file_cut_while_serving_fails_the_request_and_the_next_one_works(tmp_path: Path) -> None:
+    stock = make_model(tmp_path, "Qwen3Moe")
+    prompt = torch.tensor([[5, 17, 80, 3]])
+    engine = load(tmp_path, 6, prefetch=False)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    whole = {path: path.read_bytes() for path in shards}
+    try:
+        for path in shards:
+            with path.open("r+b") as file:
+                file.truncate(64)
+        with pytest.raises(
+            MiractlError, match=r"model-\d+-of-\d+\.safetensors now ends at byte 64, an expert"
+        ):
+            engine.model(prompt)
+        for path, content in whole.items():
+            path.write_bytes(content)
+        assert (engine.model(prompt).logits - stock(prompt).logits).abs().max() <= 1e-5
+        cache = engine.snapshot().cache
+        assert cache.resident_bytes <= cache.budget_bytes
+    finally:
+        engine.close()
