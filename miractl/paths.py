@@ -32,5 +32,5 @@ def cache_dir() -> Path:
 
 def profiles_dir() -> Path:
     """The bundled profiles: inside an installed package, or at the top of a checkout."""
-    packaged = PACKAGE / "profiles"
+    packaged = PACKAGE / "_profiles"
     return packaged if packaged.is_dir() else PACKAGE.parent / "profiles"

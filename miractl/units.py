@@ -20,7 +20,9 @@ _BYTES = {
     "tib": TIB,
 }
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*(?:/s)?)\s*", re.IGNORECASE)
+_QUANTITY = re.compile(
+    r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*(?:/s)?)\s*", re.IGNORECASE
+)
 
 
 def _split(text: str, kind: str, example: str) -> tuple[float, str]:
@@ -91,7 +93,9 @@ def format_seconds(value: float | None) -> str:
     """`300 ms`, `1.50 s`; three significant digits."""
     if value is None:
         return "n/a"
-    return _scaled(value, [(3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")])
+    return _scaled(
+        value, [(3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]
+    )
 
 
 def format_share(value: float | None) -> str:

@@ -1,0 +1,6 @@
+"""`python -m miractl`."""
+
+from miractl.cli.main import main
+
+if __name__ == "__main__":
+    main()

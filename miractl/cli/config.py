@@ -1,0 +1,63 @@
+"""`miractl config`: the settings in force, and where each came from."""
+
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from miractl import paths
+from miractl.cli.options import json_option, parameter_options, profile_option
+from miractl.config import SETTINGS, resolve_parameters, resolve_settings
+from miractl.output import Output, table
+from miractl.profiles import PARAMETERS, load_profile
+
+
+@click.group()
+def command() -> None:
+    """Show the settings in force, and where each came from.
+
+    \b
+    Example:
+      miractl config show --origin
+    """
+
+
+@command.command()
+@click.option("--origin", is_flag=True, help="Say where each value came from.")
+@json_option
+@profile_option
+@parameter_options
+def show(origin: bool, as_json: bool, profile: str, parameters: dict[str, Any]) -> None:
+    """Show every setting as `serve` would see it with the same options.
+
+    Options beat environment variables, these the configuration file, the file beats the profile,
+    and the profile beats the defaults.
+
+    \b
+    Examples:
+      miractl config show --origin
+      miractl config show --profile a10 --cache-threshold 0.4 --json
+    """
+    source = click.get_current_context().get_parameter_source("profile")
+    given = {"profile": profile} if source is ParameterSource.COMMANDLINE else {}
+    settings = resolve_settings(given) | resolve_parameters(load_profile(profile), parameters)
+    out = Output(json=as_json)
+    if as_json:
+        values = {n: {"value": s.value, "origin": s.origin} for n, s in settings.items()}
+        out.json({"schema": "miractl.config/1", "settings": values})
+        return
+    known = SETTINGS | PARAMETERS
+    rows = [(name, known[name].show(s.value), s.origin) for name, s in settings.items()]
+    columns = 3 if origin else 2
+    out.data(table([row[:columns] for row in rows], ("setting", "value", "origin")[:columns]))
+
+
+@command.command()
+def path() -> None:
+    """Print the path of the configuration file, whether or not it exists.
+
+    \b
+    Example:
+      $EDITOR "$(miractl config path)"
+    """
+    Output().data(str(paths.config_file()))

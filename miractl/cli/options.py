@@ -1,0 +1,151 @@
+"""Options that several commands share, generated from the parameters and the settings.
+
+Environment, configuration file and profile are resolved by `miractl.config`, which also names them
+in errors; click only shows the variables in the help.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from miractl.config import SETTINGS, resolve_settings
+from miractl.profiles import PARAMETERS, Parameter, list_profiles
+from miractl.suggest import nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
+_GIVEN = "miractl.parameters"  # in ctx.meta: the parameters given on the command line
+
+
+class ParameterType(click.ParamType[Any]):
+    """Words of the command line as a parameter's value."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.parameter = parameter
+        self.name = parameter.kind
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """`MS`, `MB`, `lookahead|markov`, `NUMBER`, `N` or `TEXT`."""
+        p = self.parameter
+        kinds = {"float": "NUMBER", "int": "N"}
+        return p.unit.upper() or "|".join(p.choices) or kinds.get(p.kind, "TEXT")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The checked value; fails with what is expected."""
+        try:
+            return self.parameter.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class LayeredOption(click.Option):
+    """An option whose variable click shows but does not read."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> None:
+        """Nothing: `miractl.config` reads the environment."""
+
+
+def json_option(f: F) -> F:
+    """`--json`, passed as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(f)
+
+
+def setting_option(*names: str) -> Callable[[F], F]:
+    """Options for entries of SETTINGS, each passed under its name and resolved from all layers."""
+
+    def decorate(f: F) -> F:
+        for name in reversed(names):
+            f = _option(SETTINGS[name], callback=_resolved)(f)
+        return f
+
+    return decorate
+
+
+url_option = setting_option("url")
+profile_option = setting_option("profile")
+log_options = setting_option("log_level", "log_format")
+
+
+def parameter_options(f: F) -> F:
+    """One option a parameter and `--set NAME=VALUE`.
+
+    The command gets `parameters`: a dict of those given on the command line, for
+    `resolve_parameters`.
+    """
+
+    @functools.wraps(f)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        given = click.get_current_context().meta.get(_GIVEN, {})
+        return f(*args, parameters=dict(given), **kwargs)
+
+    click.option(
+        *("--set", "assignments"),
+        metavar="NAME=VALUE",
+        multiple=True,
+        expose_value=False,
+        callback=_assign,
+        help="Set a parameter by its name; may be repeated.",
+    )(command)
+    for parameter in reversed(PARAMETERS.values()):
+        _option(parameter, callback=_remember, expose_value=False)(command)
+    return command  # type: ignore[return-value]
+
+
+def _option(parameter: Parameter, **how: Any) -> Callable[[F], F]:
+    is_flag = parameter.kind == "bool"
+    return click.option(
+        parameter.option,
+        parameter.name,
+        cls=LayeredOption,
+        type=None if is_flag else ParameterType(parameter),
+        default=None,
+        envvar=parameter.env,
+        show_envvar=True,
+        help=_help(parameter),
+        shell_complete=complete_profile if parameter.name == "profile" else None,
+        **how,
+    )
+
+
+def _help(parameter: Parameter) -> str:
+    extra = [parameter.range] if parameter.range else []
+    if parameter.default is not None:
+        extra.append(f"default: {parameter.show(parameter.default)}")
+    return f"{parameter.help}  [{'; '.join(extra)}]" if extra else parameter.help
+
+
+def _resolved(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    name = str(param.name)
+    return resolve_settings({} if value is None else {name: value})[name].value
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value is not None:
+        _give(ctx, str(param.name), value)
+
+
+def _assign(ctx: click.Context, param: click.Parameter, assignments: tuple[str, ...]) -> None:
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise click.BadParameter(f"got {assignment!r} but expected NAME=VALUE")
+        if name not in PARAMETERS:
+            raise click.BadParameter(f"no parameter {name!r}{nearest(name, PARAMETERS)}")
+        try:
+            _give(ctx, name, PARAMETERS[name].parse(text.strip()))
+        except ValueError as error:
+            raise click.BadParameter(f"{name}: {error}") from None
+
+
+def _give(ctx: click.Context, name: str, value: Any) -> None:
+    given = ctx.meta.setdefault(_GIVEN, {})
+    if name in given:
+        raise click.UsageError(f"{name} is given twice", ctx)
+    given[name] = value
+
+
+def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of bundled profiles, for shell completion."""
+    return [name for name in list_profiles() if name.startswith(incomplete)]

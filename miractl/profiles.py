@@ -1,0 +1,261 @@
+"""Profiles: the 12 parameters of the runtime, and named sets of values for kinds of GPU.
+
+A profile is a YAML file with `description`, `hardware` and `parameters`. It lists only what it has
+a reason to set; the comment behind a value is its source and is shown with it.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from miractl import paths, units
+from miractl.errors import UsageError
+from miractl.suggest import nearest
+from miractl.yamlfile import Entry, read_mapping
+
+Kind = Literal["float", "int", "bool", "str"]
+_TYPES: dict[Kind, type] = {"float": float, "int": int, "bool": bool, "str": str}
+_NOUNS: dict[Kind, str] = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "str": "text",
+}
+_WORDS = {"1": True, "true": True, "yes": True, "on": True}
+_WORDS |= {"0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One value that can be set: its type, range and words. A None default may stay None."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False  # the range is (low, high] instead of [low, high]
+    choices: tuple[str, ...] = ()
+    unit: str = ""  # "ms" or "MB" (10^6 bytes)
+
+    @property
+    def option(self) -> str:
+        """The command-line option: `--cache-threshold`, `--prefetch/--no-prefetch`."""
+        dashed = self.name.replace("_", "-")
+        return f"--{dashed}/--no-{dashed}" if self.kind == "bool" else f"--{dashed}"
+
+    @property
+    def env(self) -> str:
+        """The environment variable: `MIRACTL_CACHE_THRESHOLD`."""
+        return f"MIRACTL_{self.name.upper()}"
+
+    @property
+    def expected(self) -> str:
+        """What is accepted, in words: `a number from 0 to 1`."""
+        if self.choices:
+            return " or ".join(self.choices)
+        noun = _NOUNS[self.kind] + (f" of {self.unit}" if self.unit else "")
+        if self.low is None or self.high is None:
+            return f"{noun}, {self.range}" if self.range else noun
+        return f"{noun} {self.range}" if self.low_open else f"{noun} from {self.range}"
+
+    @property
+    def range(self) -> str:
+        """`0 to 1`, `above 0 and up to 1`, `at least 100`, or nothing."""
+        if self.low is None:
+            return ""
+        if self.high is None:
+            return f"at least {self.low:g}"
+        if self.low_open:
+            return f"above {self.low:g} and up to {self.high:g}"
+        return f"{self.low:g} to {self.high:g}"
+
+    def check(self, value: Any) -> Any:
+        """`value` in the parameter's type. Raises ValueError with what is expected."""
+        if value is None and self.default is None:
+            return None
+        number = float(value) if self.kind == "float" and type(value) is int else value
+        if type(number) is not _TYPES[self.kind] or not self._within(number):
+            close = nearest(str(value), self.choices)
+            raise ValueError(f"got {value!r} but expected {self.expected}{close}")
+        return number
+
+    def parse(self, text: str) -> Any:
+        """The value that `text` means, on a command line or in the environment; as `check`."""
+        if self.kind == "str":
+            return self.check(text or self.default)
+        try:
+            value = _WORDS[text.lower()] if self.kind == "bool" else _TYPES[self.kind](text)
+            return self.check(value)
+        except (KeyError, ValueError):
+            raise ValueError(f"got {text!r} but expected {self.expected}") from None
+
+    def show(self, value: Any) -> str:
+        """`300 ms`, `0.25`, `true`; `(none)` where nothing is set."""
+        if value is None:
+            return "(none)"
+        text = str(value).lower() if self.kind == "bool" else str(value)
+        return f"{text} {self.unit}".strip()
+
+    def _within(self, value: Any) -> bool:
+        if self.choices:
+            return value in self.choices
+        if self.low is None:
+            return True
+        # Written so that NaN is never within.
+        above = value > self.low if self.low_open else value >= self.low
+        return above and (self.high is None or value <= self.high)
+
+
+_ALL = (
+    Parameter(
+        "cache_threshold", "float", 0.30, "Heat below which a resident expert goes first.", 0, 1
+    ),
+    Parameter(
+        "prediction_window_ms", "int", 500, "Window of the heat statistics.", 10, 60000, unit="ms"
+    ),
+    Parameter("dma_buffer_size_mb", "int", 128, "Pinned staging ring.", 1, 65536, unit="MB"),
+    Parameter(
+        *("heat_decay_factor", "float", 0.95, "Heat kept after each 100 ms without use.", 0, 1),
+        low_open=True,
+    ),
+    Parameter("max_staged_experts", "int", 4, "Experts under way at once, at most.", 0, 1024),
+    Parameter(
+        *("prediction_mode", "str", "lookahead", "How the next experts are predicted."),
+        choices=("lookahead", "markov"),
+    ),
+    Parameter(
+        *("prediction_horizon", "int", 3, "Steps predicted ahead; lookahead always uses 1.", 1, 8),
+    ),
+    Parameter(
+        *("prediction_confidence", "float", 0.8, "Probability to cover with candidates.", 0, 1),
+        low_open=True,
+    ),
+    Parameter(
+        "dynamic_resampling", "bool", True, "Sample the prediction tables again while serving."
+    ),
+    Parameter("resample_interval_tokens", "int", 10000, "Tokens between two samplings.", 100),
+    Parameter(
+        "expert_layer_path", "str", None, "Module path of the experts, if not found by itself."
+    ),
+    Parameter("prefetch", "bool", True, "Fetch predicted experts before they are asked for."),
+)
+PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The GPU that a profile is meant for, as sold. None or empty: not said."""
+
+    gpu_names: tuple[str, ...] = ()  # shell patterns for the name that the driver reports
+    memory_bytes: tuple[int, ...] = ()  # one for each memory size sold
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+
+    def matches(self, gpu_name: str) -> bool:
+        """Whether the driver's name of a GPU is one of this profile's."""
+        return any(fnmatchcase(gpu_name, pattern) for pattern in self.gpu_names)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A named set of parameter values. `values` holds only what the profile itself sets."""
+
+    name: str
+    description: str
+    values: dict[str, Any]
+    sources: dict[str, str] = field(default_factory=dict)  # parameter -> where its value is from
+    hardware: Hardware = field(default_factory=Hardware)
+
+
+def list_profiles() -> list[str]:
+    """Names of the bundled profiles, `default` first."""
+    names = sorted(path.stem for path in paths.profiles_dir().glob("*.yaml"))
+    return sorted(names, key=lambda name: name != "default")
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """Load a bundled profile by name, or a YAML file by path.
+
+    Raises:
+        UsageError: unknown name, unreadable file, unknown key, wrong type or value out of range.
+    """
+    if name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path:
+        return _read(Path(name_or_path))
+    known = list_profiles()
+    if name_or_path not in known:
+        close = nearest(name_or_path, known)
+        raise UsageError(
+            f"no profile {name_or_path!r}{close} (there are {', '.join(known)})",
+            hint="miractl profiles list, or --profile FILE.yaml for one of your own",
+        )
+    return _read(paths.profiles_dir() / f"{name_or_path}.yaml")
+
+
+def known_entry(key: str, entry: Entry, known: dict[str, Any]) -> None:
+    """Raise UsageError, with the nearest known name, when `key` is not known."""
+    if key not in known:
+        raise UsageError(f"{entry.where}: unknown key {key!r}{nearest(key, known)}")
+
+
+def _read(path: Path) -> Profile:
+    sections = dict.fromkeys(("description", "hardware", "parameters"))
+    entries = read_mapping(path)
+    for key, entry in entries.items():
+        known_entry(key, entry, sections)
+    description = entries["description"].checked(_text) if "description" in entries else ""
+    parameters = _section(entries, "parameters")
+    values = {}
+    for name, entry in parameters.items():
+        known_entry(name, entry, PARAMETERS)
+        values[name] = entry.checked(PARAMETERS[name].check)
+    sources = {name: entry.comment for name, entry in parameters.items()}
+    return Profile(
+        path.stem, description, values, sources, _hardware(_section(entries, "hardware"))
+    )
+
+
+def _section(entries: dict[str, Entry], name: str) -> dict[str, Entry]:
+    entry = entries.get(name)
+    if entry is None or entry.value is None:
+        return {}
+    if not isinstance(entry.value, dict):
+        raise UsageError(f"{entry.where}: {name} must hold `name: value` lines")
+    return entry.value
+
+
+def _hardware(entries: dict[str, Entry]) -> Hardware:
+    facts: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "gpu_names": ("gpu_names", lambda value: tuple(map(_text, _list(value)))),
+        "memory": (
+            "memory_bytes",
+            lambda value: tuple(units.parse_bytes(_text(item)) for item in _list(value)),
+        ),
+        "pcie_generation": (
+            "pcie_generation",
+            Parameter("pcie_generation", "int", 1, "", 1, 7).check,
+        ),
+        "pcie_lanes": ("pcie_lanes", Parameter("pcie_lanes", "int", 1, "", 1, 32).check),
+    }
+    found = {}
+    for key, entry in entries.items():
+        known_entry(key, entry, facts)
+        attribute, check = facts[key]
+        found[attribute] = entry.checked(check)
+    return Hardware(**found)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"got {value!r} but expected text")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"got {value!r} but expected a list like [a, b]")
+    return value

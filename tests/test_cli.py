@@ -1,0 +1,165 @@
+"""The command line as a whole: help, exit codes, and one line for whatever goes wrong."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from miractl import __version__
+from miractl.cli.main import COMMANDS, LazyGroup, cli
+from miractl.errors import MiractlError
+
+
+def helps(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """Path and help of a command and of all commands below it."""
+    yield ctx.command_path, command.get_help(ctx)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            child = command.get_command(ctx, name)
+            assert child is not None
+            yield from helps(child, click.Context(child, parent=ctx, info_name=name))
+
+
+def help_of(name: str) -> dict[str, str]:
+    root = cli.make_context("miractl", [name], resilient_parsing=True)
+    command = cli.get_command(root, name)
+    assert command is not None
+    return dict(helps(command, click.Context(command, parent=root, info_name=name)))
+
+
+def failing(error: BaseException) -> click.Group:
+    """A command line whose one command, `doctor`, raises `error`."""
+
+    class Group(LazyGroup):
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            def fail() -> None:
+                raise error
+
+            return click.Command("doctor", callback=fail)
+
+    return Group("miractl", params=cli.params)
+
+
+def test_help(golden: Callable[[str, str], None], miractl: Callable[..., Result]) -> None:
+    result = miractl("--help")
+    assert result.exit_code == 0
+    golden("help/miractl.txt", result.stdout)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_commands(name: str, golden: Callable[[str, str], None]) -> None:
+    texts = help_of(name)
+    golden(f"help/{name}.txt", "\n\n".join(texts.values()) + "\n")
+    for path, text in texts.items():
+        assert "Example" in text, path
+        assert "-h, --help" in text, path
+
+
+def test_version(miractl: Callable[..., Result]) -> None:
+    assert miractl("--version").stdout == f"miractl {__version__}\n"
+
+
+def test_no_command_shows_the_help_on_stderr(miractl: Callable[..., Result]) -> None:
+    result = miractl()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: miractl")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["serv"], "error: no command 'serv'; did you mean 'serve'?\nhint:  miractl --help\n"),
+        (["xyz"], "error: no command 'xyz'\nhint:  miractl --help\n"),
+        (["--nocolor"], "error: no such option '--nocolor'. Did you mean '--no-color'?"),
+        (["profiles", "shwo"], "error: no such command 'shwo'"),
+        (["profiles", "show"], "error: missing argument 'NAME|FILE'\nhint:  miractl profiles show"),
+        (["completion", "tcsh"], "error: shell: 'tcsh' is not one of"),
+    ],
+)
+def test_usage_errors(args: list[str], expected: str, miractl: Callable[..., Result]) -> None:
+    result = miractl(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(expected)
+    assert len(result.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "expected"),
+    [
+        (MiractlError("it broke", hint="try this"), 1, "error: it broke\nhint:  try this\n"),
+        (KeyboardInterrupt(), 130, "\n"),
+        (click.exceptions.Exit(1), 1, ""),
+        (FileNotFoundError(2, "No such file", "x.csv"), 1, "error: x.csv: No such file\n"),
+        (OSError(28, "No space left on device"), 1, "error: No space left on device\n"),
+        (click.ClickException("Bad.\n"), 1, "error: Bad.\n\n"),
+    ],
+)
+def test_expected_failures(error: BaseException, code: int, expected: str) -> None:
+    result = CliRunner().invoke(failing(error), ["doctor"])
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", expected)
+
+
+def test_unexpected_failure_is_one_line_with_the_way_to_a_traceback() -> None:
+    group = failing(KeyError("a\nb"))
+    result = CliRunner().invoke(group, ["doctor"])
+    assert result.exit_code == 1
+    line, hint = result.stderr.splitlines()
+    assert line == r"error: internal error: KeyError: 'a\nb'"
+    assert hint.startswith("hint:  run again with --debug: miractl --debug")
+    result = CliRunner().invoke(group, ["--debug", "doctor"])
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+
+
+def test_a_bad_value_of_a_plain_option_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    option = click.Option(["--level"], type=int, envvar="MIRACTL_LEVEL")
+    command = click.Command("doctor", params=[option], callback=lambda level: None)
+    monkeypatch.setattr(LazyGroup, "get_command", lambda *args: command)
+    monkeypatch.setenv("MIRACTL_LEVEL", "abc")
+    result = CliRunner().invoke(cli, ["doctor"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: MIRACTL_LEVEL: 'abc' is not a valid integer\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str, miractl: Callable[..., Result]) -> None:
+    result = miractl("completion", shell)
+    assert result.exit_code == 0
+    assert "_MIRACTL_COMPLETE" in result.stdout
+
+
+def complete(*words: str) -> list[str]:
+    env = os.environ | {
+        "_MIRACTL_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["miractl", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "miractl"], env=env, capture_output=True, text=True, check=True
+    )
+    return [line.split(",")[1] for line in done.stdout.splitlines()]
+
+
+def test_completion_offers_commands_and_profiles() -> None:
+    assert complete("com") == ["completion"]
+    assert complete("config", "show", "--profile", "a1") == ["a10", "a100"]
+    assert complete("profiles", "show", "rtx") == ["rtx4090"]
+
+
+def test_reader_that_has_gone_is_no_error() -> None:
+    code = "from miractl.output import Output; import miractl.cli.main as m; import click\n"
+    code += "m.LazyGroup.get_command = lambda *a: click.Command('doctor', callback=lambda: "
+    code += "[Output().data('x' * 9999) for _ in range(99)])\n"
+    code += "m.main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 1)
+    process.stderr.close()
