@@ -99,7 +99,7 @@ def _guarded(run: Callable[[], Any]) -> int:
         result = run()
         sys.stdout.flush()
         # With standalone_mode=False click returns the code of ctx.exit().
-        return result if type(result) is int else ExitCode.OK
+        return int(result) if isinstance(result, int) else ExitCode.OK
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return ExitCode.USAGE

@@ -1,0 +1,255 @@
+"""Facts about one machine at one moment: frozen, serialisable, without opinion.
+
+`None` is "could not find out", never "none there", unless the field says so. A limit that does not
+exist is written as the kernel writes it: "max". Bytes, seconds and shares of 1 throughout.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Limit = int | Literal["max"]
+
+
+@dataclass(frozen=True, slots=True)
+class PciPort:
+    """One device on the way from a card to the root of the PCI tree, and its link."""
+
+    address: str  # 0000:65:00.0
+    generation: int | None  # now; idle links slow down
+    width: int | None  # lanes now
+    max_generation: int | None
+    max_width: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PciCard:
+    """An NVIDIA display or compute device on the bus, driver or not."""
+
+    device: str  # PCI device id, 0x2236
+    numa_node: int | None
+    ports: tuple[PciPort, ...]  # the card first, the root port last
+
+    @property
+    def address(self) -> str:
+        """The card's own PCI address."""
+        return self.ports[0].address
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLink:
+    """The PCIe link as NVML tells it. Its maximum is already limited by the slot."""
+
+    generation: int | None
+    width: int | None
+    max_generation: int | None
+    max_width: int | None
+    card_max_generation: int | None  # the card alone; there is no such call for the width
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Device memory in bytes; reserved belongs to the driver and firmware."""
+
+    total: int
+    used: int
+    free: int
+    reserved: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One slice of a card in MIG mode."""
+
+    uuid: str | None
+    memory: MemoryUse | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device as NVML tells it. `errors` names the NVML error of every field that is None."""
+
+    index: int  # NVML's, which need not be CUDA's
+    uuid: str | None
+    name: str | None
+    address: str | None
+    capability: str | None  # compute capability, "8.6"
+    memory: MemoryUse | None
+    link: GpuLink
+    utilization: float | None  # share of time with a kernel running
+    performance_state: int | None  # 0 fastest, 8 and up idle
+    clock_events: tuple[str, ...] | None  # why clocks are what they are
+    mig: bool | None
+    mig_instances: tuple[MigInstance, ...]
+    virtualization: str | None  # none, passthrough, vgpu, host-vgpu, host-vsga
+    addressing: str | None  # none, hmm, ats
+    ecc_uncorrected: int | None  # since the driver was loaded
+    processes: int | None  # compute processes visible from here
+    errors: dict[str, str]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device no longer answers."""
+        return "GpuIsLost" in self.errors.values()
+
+    @property
+    def shares_host_memory(self) -> bool | None:
+        """Whether the CPU's memory is the GPU's: integrated (no memory of its own), or ATS."""
+        if self.errors.get("memory") == "NotSupported" and not self.mig:
+            return True
+        if self.addressing is not None:
+            return self.addressing == "ats"
+        return False if self.memory is not None or self.mig else None
+
+
+@dataclass(frozen=True, slots=True)
+class Nvml:
+    """What the NVIDIA management library answered. `state` is "ok" or the error of its start."""
+
+    state: str  # ok, LibraryNotFound, DriverNotLoaded, LibRmVersionMismatch, NoPermission, ...
+    message: str | None
+    version: str | None
+    driver: str | None  # 580.65.06
+    cuda: str | None  # the newest CUDA this driver runs, 13.0
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A control group with a memory limit: this process's own, or one above it."""
+
+    path: str
+    limit: int
+    usage: int | None
+    reclaimable: int | None  # file pages that the kernel gives back before it kills
+
+    @property
+    def available(self) -> int | None:
+        """Bytes that can still be taken before the limit."""
+        if self.usage is None:
+            return None
+        return max(0, self.limit - self.usage + (self.reclaimable or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Memory of the host and what this process may have of it. Swap never counts as memory."""
+
+    total: int
+    available: int
+    swap_total: int | None
+    swap_free: int | None
+    hugepages: int | None  # reserved, count
+    hugepage_bytes: int | None
+    groups: tuple[MemoryGroup, ...]  # those that limit, own group first
+    memlock: Limit | None  # RLIMIT_MEMLOCK, soft
+
+    @property
+    def limit(self) -> int:
+        """Bytes this process can have at most."""
+        return min([self.total, *(group.limit for group in self.groups)])
+
+    @property
+    def free(self) -> int | None:
+        """Bytes this process can take now; None when a limiting group hides its usage."""
+        left = [group.available for group in self.groups]
+        return None if None in left else min([self.available, *(n for n in left if n is not None)])
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """Processors this process may use."""
+
+    model: str | None
+    logical: int  # in the affinity mask
+    physical: int | None  # cores in the affinity mask
+    online: int  # processors of the whole machine
+    quota: float | Literal["max"] | None  # processors that the tightest cgroup grants
+    omp_num_threads: int | None  # None: not set, or not a number
+    isa: tuple[str, ...]  # the extensions that expert kernels care about
+    driver: str | None  # frequency scaling; None without cpufreq
+    governor: str | None
+    max_hz: int | None  # highest frequency allowed now
+    hardware_max_hz: int | None
+    nodes: tuple[int, ...] | None  # NUMA nodes of the machine
+    own_nodes: tuple[int, ...] | None  # NUMA nodes that the affinity mask touches
+
+    @property
+    def recommended_threads(self) -> int:
+        """Physical cores in the mask, or the quota rounded down when that is less; at least 1."""
+        cores = self.physical or self.logical
+        return max(1, cores if self.quota in ("max", None) else min(cores, int(self.quota)))
+
+    @property
+    def threads(self) -> int:
+        """Threads to compute with: OMP_NUM_THREADS wins."""
+        return self.omp_num_threads or self.recommended_threads
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The file system that holds `path`."""
+
+    path: str
+    mount: str | None
+    filesystem: str | None
+    total: int
+    free: int  # for this user
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """The installed torch, read from its metadata and never imported."""
+
+    version: str
+    cuda: str | None  # None: built without CUDA
+    hip: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """The system and the Python packages."""
+
+    python: str
+    executable: str
+    kernel: str | None
+    kernel_driver: str | None  # loaded NVIDIA kernel module; None: none to be seen
+    system: str | None  # PRETTY_NAME of os-release
+    board: str | None  # device-tree model of ARM boards
+    wsl: bool | None
+    container: str | None  # "none" without a sign of one
+    packages: dict[str, str]  # name -> version, of those asked for and installed
+    torch: Torch | None  # None: not installed, or not readable (then `packages` names it)
+    nvml_module: str | None  # file behind `import pynvml`
+    nvml_module_complete: bool | None  # it is NVIDIA's, not an impostor or a remnant
+    variables: dict[str, str]  # environment, only names known to matter
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeProblem:
+    """A probe that failed; its field of the snapshot is None."""
+
+    probe: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareSnapshot:
+    """Everything above at one moment."""
+
+    timestamp: float  # unix seconds
+    software: Software | None
+    host: Host | None
+    cpu: Cpu | None
+    storage: Storage | None
+    pci: tuple[PciCard, ...] | None
+    nvml: Nvml | None
+    problems: tuple[ProbeProblem, ...]
+    seconds: dict[str, float]  # how long each probe took
+
+    def problem(self, probe: str) -> str | None:
+        """Why a probe has no answer."""
+        return next((p.error for p in self.problems if p.probe == probe), None)
+
+    def card(self, gpu: Gpu) -> PciCard | None:
+        """The PCI side of a GPU."""
+        return next((c for c in self.pci or () if c.address == gpu.address), None)
