@@ -198,7 +198,7 @@ def train(
 def save(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """bf16, per-expert tensors, shards of at most 8 MiB."""
     tokenizer.save_pretrained(out)
-    model.to(dtype=torch.bfloat16)
+    model.bfloat16()
     model.save_pretrained(out, max_shard_size="8MB")
 
 

@@ -16,6 +16,8 @@ from miractl.policy.eviction import HeatEviction
 from miractl.policy.heat import HeatTable
 from miractl.policy.prediction import MarkovTable
 from miractl.policy.residency import Residency
+from miractl.probe import cpu
+from miractl.probe.machine import Machine
 from miractl.runtime import facts
 from miractl.runtime.arena import SlotArena, expert_nbytes
 from miractl.runtime.cache import ExpertCache
@@ -115,6 +117,8 @@ class Engine:
         model = load_without_experts(
             options.model_path, outline, dtype, device, **options.model_options
         )
+        if device.type == "cpu":
+            torch.set_num_threads(cpu.probe(Machine()).threads)
         give_back()
         return cls(options, outline, model, tokenizer, source, plan)
 

@@ -8,8 +8,11 @@ import psutil
 import torch
 
 from miractl import __version__
+from miractl.errors import UsageError
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Role
+from miractl.probe import host
+from miractl.probe.machine import Machine
 from miractl.telemetry.snapshot import (
     CacheFacts,
     ExpertRow,
@@ -143,11 +146,19 @@ def expert_rows(engine: "Engine") -> list[ExpertRow]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on the device that holds the slots."""
+    """Memory that can still be taken where the slots are; a control group's limit counts.
+
+    Raises UsageError where a control group hides how much of its limit is used.
+    """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    return int(psutil.virtual_memory().available)
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = host.probe(Machine()).free
+    if free is None:
+        raise UsageError(
+            "a control group limits memory but hides its use: the free memory is unknown",
+            hint="miractl serve --expert-memory 4GiB",
+        )
+    return free
 
 
 def reserved_bytes(outline: "Outline", dtype: torch.dtype) -> int:

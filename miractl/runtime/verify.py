@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 
 from miractl.errors import MiractlError
@@ -19,6 +18,7 @@ from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Probabilities
 from miractl.runtime.arena import expert_nbytes
 from miractl.runtime.engine import Engine, EngineOptions
+from miractl.runtime.facts import free_bytes
 from miractl.runtime.loading import Outline, read_outline
 from miractl.runtime.runner import Predictor
 from miractl.runtime.transfer import Mover
@@ -132,7 +132,7 @@ def _prompt(outline: Outline) -> torch.Tensor:
 
 def _refuse_too_large(outline: Outline) -> None:
     need = sum(parameter.numel() for parameter in outline.model.parameters()) * 4
-    free = psutil.virtual_memory().available
+    free = free_bytes(torch.device("cpu"))
     if need > 0.8 * free:
         raise MiractlError(
             f"the stock model takes {format_bytes(need)} in float32, {format_bytes(free)} is free, "
