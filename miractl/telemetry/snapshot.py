@@ -10,7 +10,7 @@ from typing import Any, Self
 
 SCHEMA = "miractl.status/1"
 
-# Upper bounds in seconds of the switch-latency histogram: 1-2-5 steps from 50 us to 10 s. Experts of
+# Upper bounds of the switch-latency histogram, seconds: 1-2-5 steps from 50 us to 10 s. Experts of
 # coarse models (Mixtral: 336 MiB) take tens of milliseconds on a good link and seconds from a disk.
 SWITCH_BUCKETS = (
     *(50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3),
@@ -151,7 +151,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Inverse of `to_json`. Raises ValueError for another schema, KeyError for lacking fields."""
+        """Undo `to_json`. Raises ValueError for another schema, KeyError for a lacking field."""
         if data.get("schema") != SCHEMA:
             raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
         parts: dict[str, Any] = {f.name: data[f.name] for f in fields(cls)}
@@ -159,7 +159,9 @@ class Snapshot:
         parts["cache"] = CacheFacts(**data["cache"])
         parts["prefetch"] = PrefetchFacts(**data["prefetch"])
         parts["transfer"] = TransferFacts(**data["transfer"])
-        parts["switch"] = SwitchFacts(**{**data["switch"], "buckets": tuple(data["switch"]["buckets"])})
+        parts["switch"] = SwitchFacts(
+            **{**data["switch"], "buckets": tuple(data["switch"]["buckets"])}
+        )
         parts["memory"] = MemoryFacts(**data["memory"])
         parts["work"] = WorkFacts(**data["work"])
         parts["layers"] = tuple(LayerFacts(**row) for row in data["layers"])

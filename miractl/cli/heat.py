@@ -1,0 +1,112 @@
+"""`miractl heat`: how hot each expert is, as a file, and which ones nobody uses."""
+
+from itertools import groupby
+from pathlib import Path
+
+import click
+
+from miractl.cli.options import json_option, url_option
+from miractl.errors import UsageError
+from miractl.output import Output, table
+from miractl.telemetry.client import Client
+from miractl.telemetry.heat_export import RENDERERS, ColdLayer, check_target, cold, export, iso_time
+from miractl.units import format_share
+
+
+@click.group()
+def command() -> None:
+    """Export how hot each expert of the running server is.
+
+    \b
+    Examples:
+      miractl heat export -o heat.csv
+      miractl heat cold
+    """
+
+
+@command.command("export")
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", help="File to write; - for standard output."
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(list(RENDERERS)),
+    help="Format; from the file's name by default, csv when that says nothing.",
+)
+@url_option
+def export_command(output: str, kind: str | None, url: str) -> None:
+    """Write one row for every expert, used or not: CSV, an HTML page or a PNG picture.
+
+    \b
+    Columns: timestamp, layer (the model's own index), expert, heat (0 to 1, now), resident,
+    activations (tokens), hits, misses, prefetched, prefetch_used.
+
+    \b
+    Examples:
+      miractl heat export -o heat.csv
+      miractl heat export -o heat.html
+      miractl heat export -o - | sort -t, -k4 -rn | head
+    """
+    if not output:
+        raise UsageError("-o needs the name of a file", hint="miractl heat export -o heat.csv")
+    if output != "-":
+        check_target(Path(output))
+    suffix = Path(output).suffix.lower().removeprefix(".")
+    experts = Client(url).experts()
+    export(experts, output, kind or (suffix if suffix in RENDERERS else "csv"))
+    where = "standard output" if output == "-" else output
+    Output().note(f"wrote {len(experts.rows)} experts of {experts.model} to {where}")
+
+
+@command.command("cold")
+@url_option
+@json_option
+def cold_command(url: str, as_json: bool) -> None:
+    """List the experts that no token was routed to since the start: candidates for pruning.
+
+    \b
+    Example:
+      miractl heat cold
+    """
+    experts = Client(url).experts()
+    layers = cold(experts.rows)
+    output = Output(json=as_json)
+    never, total = sum(len(row.experts) for row in layers), len(experts.rows)
+    if as_json:
+        output.json(
+            {
+                "schema": "miractl.cold/1",
+                "timestamp": iso_time(experts.timestamp),
+                "model": experts.model,
+                "never_used": never,
+                "experts": total,
+                "share": never / total if total else None,
+                "layers": [row.to_json() for row in layers],
+            }
+        )
+        return
+    rows = [_row(layer) for layer in layers]
+    output.data(table(rows, ("layer", "activations", "never used", "share", "experts")))
+    output.data("")
+    share = format_share(never / total if total else None)
+    output.data(f"{never} of {total} experts ({share}) were never used.")
+    if never:
+        output.note("This rests on the traffic so far: other prompts may use other experts.")
+
+
+def _row(layer: ColdLayer) -> tuple[int, int, str, str, str]:
+    return (
+        layer.layer,
+        layer.activations,
+        f"{len(layer.experts)} of {layer.of}",
+        format_share(layer.share),
+        ranges(layer.experts),
+    )
+
+
+def ranges(numbers: tuple[int, ...]) -> str:
+    """`0-3 7 9-10` for ascending numbers, `-` for none."""
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ends = [[number for _, number in run] for _, run in runs]
+    return " ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ends) or "-"
