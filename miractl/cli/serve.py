@@ -1,0 +1,147 @@
+"""`miractl serve`: an OpenAI-compatible server on the bundled runtime."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from miractl import paths
+from miractl.cli.options import log_options, parameter_options, profile_option, setting_option
+from miractl.errors import UsageError
+
+if TYPE_CHECKING:
+    from miractl.output import Output
+    from miractl.server.config import ServerConfig
+    from miractl.server.service import EngineLike, Service
+
+DEMO_ID = "miractl-demo"
+DEMO_EXPERT_MEMORY = "40%"
+
+
+@click.command()
+@click.argument("model", required=False)
+@profile_option
+@setting_option("host", "port", "device", "expert_memory")
+@click.option("--context", type=click.IntRange(min=16), metavar="TOKENS", help="Context window.")
+@click.option(
+    "--max-concurrency",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    help="Requests that generate at the same time; others wait.",
+)
+@log_options
+@parameter_options
+def command(
+    model: str | None,
+    profile: str,
+    host: str,
+    port: int,
+    device: str,
+    expert_memory: str | None,
+    context: int | None,
+    max_concurrency: int,
+    log_level: str,
+    log_format: str,
+    parameters: dict[str, Any],
+) -> None:
+    """Serve MODEL, a folder with a checkpoint, over an OpenAI-compatible HTTP API.
+
+    Without MODEL it is the small demo model that comes with miractl. Ctrl-C or SIGTERM ends the
+    server within five seconds; a second Ctrl-C ends it at once. Exit codes: 0 after SIGTERM, 130
+    after Ctrl-C, 1 when the port is in use or the model does not load.
+
+    \b
+    Examples:
+      miractl serve --profile a10
+      miractl serve ./Qwen3-30B-A3B --expert-memory 8GiB --port 8080
+      miractl serve --expert-memory 25% --set cache_threshold=0.4
+    """
+    from miractl import log
+    from miractl.config import resolve_parameters
+    from miractl.output import Output
+    from miractl.profiles import load_profile
+    from miractl.server.config import ServerConfig
+
+    log.configure(log_level, log_format)
+    loaded = load_profile(profile)
+    values = {k: s.value for k, s in resolve_parameters(loaded, parameters).items()}
+    path, model_id = locate(model)
+    config = ServerConfig(host, port, context, max_concurrency)
+    options = {
+        "model_path": path,
+        "model_id": model_id,
+        "device": device,
+        "expert_memory": expert_memory,
+        "parameters": values,
+        "profile": loaded.name,
+    }
+    out = Output()
+    if model is None and expert_memory is None:
+        options["expert_memory"] = DEMO_EXPERT_MEMORY
+        out.note(
+            f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
+            " the cache has something to do (--expert-memory 100% for all)"
+        )
+    _serve(config, options, out)
+
+
+def locate(model: str | None) -> tuple[Path, str]:
+    """Folder and served name of a model. Raises UsageError for what is not a folder here."""
+    if model is None:
+        if not (paths.DEMO_MODEL / "config.json").is_file():
+            raise UsageError(
+                f"the demo model is not in {paths.DEMO_MODEL}",
+                hint="python -m miractl.demo.train, or: miractl serve FOLDER",
+            )
+        return paths.DEMO_MODEL, DEMO_ID
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise UsageError(
+            f"no folder {model!r}; models are served from a folder, nothing is fetched by itself",
+            hint=f"hf download {model} --local-dir DIR, then: miractl serve DIR"
+            if model.count("/") == 1 and not model.startswith((".", "/", "~"))
+            else "miractl serve FOLDER",
+        )
+    if not (path / "config.json").is_file():
+        raise UsageError(f"{model}: no model here, there is no config.json")
+    return path, path.resolve().name
+
+
+def _serve(config: "ServerConfig", options: dict[str, Any], out: "Output") -> None:
+    from miractl.server import words
+    from miractl.server.process import Process, bind, exit_now
+
+    # Whatever a library wants to fetch, it is to be asked for.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    listener = bind(config)
+    url = config.url(listener.getsockname()[1])
+
+    def load() -> "EngineLike":
+        from miractl.runtime.engine import Engine, EngineOptions
+        from miractl.server.assembly import quiet
+
+        quiet()
+        return Engine.load(EngineOptions(**options))
+
+    def ready(service: "Service") -> None:
+        assert service.engine is not None
+        assert service.backend is not None
+        snapshot = service.engine.snapshot()
+        out.note(words.device_line(snapshot.model.device, options["device"], options["profile"]))
+        facts = (service.backend.name, service.context, config.max_concurrency)
+        for line in words.model_lines(snapshot, *facts):
+            out.note(line)
+        out.note(f"ready on {url}")
+        prompt = "ROMEO:" if service.model_id == DEMO_ID else "Once upon a time"
+        for line in words.try_lines(url, service.model_id, prompt):
+            out.note(line)
+
+    out.note(words.profile_line(options["profile"], options["parameters"]))
+    if not config.is_loopback:
+        out.warn(
+            f"{config.host} can be reached from other machines, and nobody is asked who they are"
+        )
+    out.note(f"listening on {url}, loading {options['model_id']}")
+    exit_now(Process(config, load, out.note, ready).run(listener))

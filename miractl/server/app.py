@@ -1,0 +1,198 @@
+"""The HTTP application: routes, limits and error objects around one Service.
+
+It knows neither torch nor transformers: `endpoints` arrive when the model has loaded.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
+from typing import Any, Protocol
+from uuid import uuid4
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from miractl.server.errors import ApiError, still_loading
+from miractl.server.requests import ChatRequest, CompletionRequest, parse
+from miractl.server.service import Service
+from miractl.telemetry.metrics import CONTENT_TYPE, Metrics
+
+log = logging.getLogger(__name__)
+REQUEST_ID = "x-request-id"
+EXPERTS_SCHEMA = "miractl.experts/1"
+# Of a body that is too large so much is still read, so that the client gets to read the answer.
+DRAIN_BYTES = 64 * 2**20
+CLIENT_GONE = 499
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class EndpointsLike(Protocol):
+    """What answers the two generating endpoints; `handlers.Endpoints`."""
+
+    async def chat(self, request: ChatRequest) -> Response:
+        """Answer a conversation."""
+
+    async def complete(self, request: CompletionRequest) -> Response:
+        """Continue a text."""
+
+
+class Application:
+    """The routes. `endpoints` is set once, when the service becomes ready."""
+
+    def __init__(self, service: Service, build: dict[str, str] | None = None) -> None:
+        self.service = service
+        self.endpoints: EndpointsLike | None = None
+        self._metrics = Metrics(service.snapshot, build)
+        self.asgi = Starlette(
+            routes=[
+                self._route("/health", self._health),
+                self._route("/ready", self._health),
+                self._route("/live", self._live),
+                self._route("/metrics", self._scrape),
+                self._route("/v1/models", self._models),
+                self._route("/v1/status", self._status),
+                self._route("/v1/experts", self._experts),
+                self._route("/v1/completions", self._complete, "POST"),
+                self._route("/v1/chat/completions", self._chat, "POST"),
+            ],
+            exception_handlers={HTTPException: _http_error},
+        )
+
+    def _route(self, path: str, handler: Handler, method: str = "GET") -> Route:
+        return Route(path, _guarded(handler), methods=[method])
+
+    async def _health(self, request: Request) -> Response:
+        status, body = self.service.health()
+        return JSONResponse(body, status)
+
+    async def _live(self, request: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def _scrape(self, request: Request) -> Response:
+        body = await asyncio.to_thread(self._metrics.render)
+        return Response(body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _models(self, request: Request) -> Response:
+        self.service.ready()
+        model = {"id": self.service.model_id, "object": "model", "created": 0, "owned_by": "local"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _status(self, request: Request) -> Response:
+        engine, _ = self.service.ready()
+        snapshot = await asyncio.to_thread(engine.snapshot)
+        return JSONResponse(snapshot.to_json())
+
+    async def _experts(self, request: Request) -> Response:
+        engine, _ = self.service.ready()
+        snapshot = await asyncio.to_thread(engine.snapshot)
+        rows = await asyncio.to_thread(engine.expert_rows)
+        rows = sorted(rows, key=lambda row: (row.layer, row.expert))
+        return JSONResponse(
+            {
+                "schema": EXPERTS_SCHEMA,
+                "timestamp": snapshot.timestamp,
+                "model": snapshot.model.id,
+                "experts": [asdict(row) for row in rows],
+            }
+        )
+
+    async def _complete(self, request: Request) -> Response:
+        body = parse(CompletionRequest, await self._body(request))
+        work = self._ready_endpoints().complete(body)
+        return await _while_connected(request, work)
+
+    async def _chat(self, request: Request) -> Response:
+        body = parse(ChatRequest, await self._body(request))
+        work = self._ready_endpoints().chat(body)
+        return await _while_connected(request, work)
+
+    def _ready_endpoints(self) -> EndpointsLike:
+        self.service.ready()
+        if self.endpoints is None:
+            raise still_loading()
+        return self.endpoints
+
+    async def _body(self, request: Request) -> bytes:
+        limit = self.service.config.max_body_bytes
+        body, size = bytearray(), 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > DRAIN_BYTES:
+                break
+            if size <= limit:
+                body += chunk
+        if size > limit:
+            raise ApiError(
+                413,
+                f"the body is larger than {limit} bytes",
+                code="body_too_large",
+                headers={"Connection": "close"},
+            )
+        return bytes(body)
+
+
+def _guarded(handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    """Adds the request id, and turns every error into an error object."""
+
+    async def run(request: Request) -> Response:
+        request_id = _request_id(request.headers.get(REQUEST_ID))
+        try:
+            response = await handler(request)
+        except ApiError as error:
+            response = _error_response(error)
+        except ClientDisconnect:
+            response = Response(status_code=CLIENT_GONE)
+        except Exception as error:  # of our own making: this request fails, the server goes on
+            debug = bool(os.environ.get("MIRACTL_DEBUG"))
+            log.error("internal error: %s: %s", type(error).__name__, error, exc_info=debug)
+            response = _error_response(ApiError(500, "internal error", code="internal_error"))
+        response.headers[REQUEST_ID] = request_id
+        return response
+
+    return run
+
+
+def _request_id(given: str | None) -> str:
+    usable = given and len(given) <= 200 and given.isascii() and given.isprintable()
+    return str(given) if usable else uuid4().hex
+
+
+def _error_response(error: ApiError) -> Response:
+    return JSONResponse(error.to_json(), error.status, headers=error.headers)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router."""
+    assert isinstance(error, HTTPException)
+    known = {404: ("no such path", "not_found"), 405: ("not this method", "method_not_allowed")}
+    what, code = known.get(error.status_code, (error.detail, None))
+    headers = dict(error.headers or {}) | {REQUEST_ID: _request_id(request.headers.get(REQUEST_ID))}
+    message = f"{request.method} {request.url.path}: {what}"
+    return _error_response(ApiError(error.status_code, message, code=code, headers=headers))
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The result of `work`, which is cancelled when the client goes away before."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(gone, task, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    # The body has been read, so there is nothing else to come.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,54 @@
+"""What a server is asked to be: address, window, limits. Pure values, checked once."""
+
+from dataclasses import dataclass
+
+from miractl.errors import UsageError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEFAULT_CONCURRENCY = 8
+DEFAULT_CONTEXT = 8192  # tokens; less where the model ends earlier
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Settings of one server. Raises UsageError for values that cannot work."""
+
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT  # 0: the system picks a free one
+    context: int | None = None  # tokens of prompt and answer together; None: from the model
+    max_concurrency: int = DEFAULT_CONCURRENCY  # requests that generate at the same time
+    max_body_bytes: int = 4 * 2**20
+    drain_seconds: float = 3.5  # how long open requests may go on after a stop signal
+    stop_seconds: float = 5.0  # after this the process ends whatever still runs
+
+    def __post_init__(self) -> None:
+        """Check every bound."""
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"port {self.port} is not in 0..65535")
+        if self.context is not None and self.context < 16:
+            raise UsageError(f"context {self.context} is too small: at least 16 tokens")
+        if not 1 <= self.max_concurrency <= 256:
+            raise UsageError(f"max concurrency {self.max_concurrency} is not in 1..256")
+
+    @property
+    def max_waiting(self) -> int:
+        """Requests that may wait for a place; one more is answered 429."""
+        return 4 * self.max_concurrency
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.host in LOOPBACK
+
+    def url(self, port: int) -> str:
+        """Address for a client on this machine, with the port that was really bound."""
+        host = (
+            "127.0.0.1"
+            if self.host in ("0.0.0.0", "")
+            else "::1"
+            if self.host == "::"
+            else self.host
+        )
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,212 @@
+"""The process around the application: bind, load, serve, stop.
+
+The port is bound and listened on before anything heavy is imported, so a port in use costs nothing.
+The first stop signal lets open answers go on for a moment, the second ends the process at once, and
+whatever happens it has ended `stop_seconds` after the first. Exit codes: 0 after SIGTERM, 130 after
+Ctrl-C, 1 when the model cannot be loaded.
+"""
+
+import asyncio
+import contextlib
+import errno
+import functools
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from miractl.errors import ExitCode, MiractlError, UsageError
+from miractl.server.app import Application
+from miractl.server.config import ServerConfig
+from miractl.server.service import EngineLike, Service
+from miractl.units import format_seconds
+
+Load = Callable[[], EngineLike]
+Note = Callable[[str], None]
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket. Raises MiractlError when the port is taken or may not be used."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"host {config.host!r} is not an address of this machine") from error
+    listener = socket.socket(family, kind, proto)
+    try:
+        # A port that was just closed is free again.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Without it another process could bind the same port until we listen.
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(config, error) from error
+    return listener
+
+
+def _bind_error(config: ServerConfig, error: OSError) -> MiractlError:
+    if error.errno == errno.EADDRINUSE:
+        other = config.port + 1 if config.port < 65535 else 0
+        return MiractlError(f"port {config.port} is in use", hint=f"--port {other}")
+    if error.errno == errno.EACCES:
+        return MiractlError(f"port {config.port} needs more rights", hint="--port 8000")
+    return MiractlError(f"cannot listen on {config.host}:{config.port}: {error.strerror}")
+
+
+class Process:
+    """One server from its socket to its end.
+
+    Args:
+        config: Address and limits.
+        load: Makes the engine; called on a thread of its own, where it may import torch.
+        note: Gets lines for the operator.
+        ready: Called once when the model has answered.
+    """
+
+    def __init__(
+        self, config: ServerConfig, load: Load, note: Note, ready: Callable[[Service], None]
+    ) -> None:
+        self.service = Service(config)
+        self.app = Application(self.service, {"torch": metadata.version("torch")})
+        self._config = config
+        self._load = load
+        self._note = note
+        self._ready = ready
+        self._failure: BaseException | None = None
+        self._signal: int | None = None
+        self._server = _Uvicorn(self.app, self._on_signal)
+
+    def run(self, listener: socket.socket) -> int:
+        """Serve until stopped; returns the exit code. Raises what loading raised."""
+        asyncio.run(self._serve(listener))
+        if self._failure is not None and self._signal is None:
+            raise self._failure
+        return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.OK
+
+    def stop(self) -> None:
+        """End as after a signal, with a moment for open requests. Any thread may call."""
+        self._server.should_exit = True
+
+    async def _serve(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[EngineLike] = loop.create_future()
+        # Not an executor: those are waited for at the end, and a model may load for minutes.
+        threading.Thread(target=self._load_into, args=(loaded, loop), daemon=True).start()
+        starting = loop.create_task(self._start(loaded))
+        draining = loop.create_task(self._drain())
+        try:
+            await self._server.serve(sockets=[listener])
+        finally:
+            for task in (starting, draining):
+                task.cancel()
+            await asyncio.gather(starting, draining, return_exceptions=True)
+            await asyncio.wait_for(_in_daemon(self.service.close), self._config.stop_seconds)
+
+    def _load_into(
+        self, loaded: asyncio.Future[EngineLike], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        settle: Callable[[], None]
+        try:
+            settle = functools.partial(loaded.set_result, self._load())
+        except BaseException as error:  # handed to the main thread, which ends the process
+            settle = functools.partial(loaded.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle)
+
+    async def _start(self, loaded: asyncio.Future[EngineLike]) -> None:
+        try:
+            engine = await loaded
+            from miractl.server.assembly import backends, endpoints, quiet
+
+            quiet()
+            await self.service.start(engine, backends(engine, self.service), self._note)
+            self.app.endpoints = endpoints(self.service)
+            self._ready(self.service)
+        except Exception as error:
+            self._failure = error
+            self._server.should_exit = True
+
+    async def _drain(self) -> None:
+        while not self._server.should_exit:
+            await asyncio.sleep(0.05)
+        self.service.stop()
+        if count := self.service.open_answers:
+            moment = format_seconds(self._config.drain_seconds)
+            self._note(f"stopping: {count} open requests may go on for {moment}")
+        await asyncio.sleep(self._config.drain_seconds)
+        self.service.abort()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None:
+            exit_now(ExitCode.INTERRUPTED)
+        self._signal = number
+        self._server.should_exit = True
+        code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.OK
+        last_resort = threading.Timer(self._config.stop_seconds - 0.2, exit_now, (code,))
+        last_resort.daemon = True
+        last_resort.start()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn with our signal handlers: its own end the process by the signal itself."""
+
+    def __init__(
+        self, app: Application, on_signal: Callable[[int, FrameType | None], None]
+    ) -> None:
+        config = uvicorn.Config(
+            app.asgi,
+            log_config=None,
+            log_level="error",
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=4,
+        )
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Our handlers while the server runs, in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+async def _in_daemon(work: Callable[[], Any]) -> None:
+    """Run `work` on a thread that does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(done.set_result, None)
+
+    threading.Thread(target=run, daemon=True).start()
+    await done
+
+
+def exit_now(code: int) -> None:
+    """End the process without waiting for threads: one may be loading a model, or computing."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,216 @@
+"""The service behind the HTTP interface: its phase, its engine, and who is being answered.
+
+Phases only move forward: loading -> ready -> stopping. Everything here runs on the event loop; the
+engine is loaded and the back-end built on a thread of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+from uuid import uuid4
+
+from miractl.errors import MiractlError
+from miractl.server.answer import Answer, probe
+from miractl.server.config import DEFAULT_CONTEXT, ServerConfig
+from miractl.server.errors import ApiError, shutting_down, still_loading
+from miractl.server.job import Backend, Job, Sampling
+from miractl.telemetry.snapshot import ExpertRow, Snapshot
+
+Phase = Literal["loading", "ready", "stopping"]
+PROBE_TOKENS = 2  # one from the prompt, one that reads the cache
+
+
+class EngineLike(Protocol):
+    """What the server needs of `miractl.runtime.engine.Engine`."""
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+
+    def snapshot(self) -> Snapshot:
+        """The present figures; callable from any thread."""
+
+    def expert_rows(self) -> list[ExpertRow]:
+        """One row an expert, used or not; callable from any thread."""
+
+    def close(self) -> None:
+        """Free memory and threads."""
+
+
+class Service:
+    """One model, served. `backend` is None until it has answered."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.phase: Phase = "loading"
+        self.engine: EngineLike | None = None
+        self.backend: Backend | None = None
+        self.model_id = ""
+        self.context = 0
+        self._eos: frozenset[int] = frozenset()
+        self._answers: set[Answer] = set()
+
+    async def start(
+        self,
+        engine: EngineLike,
+        backends: Sequence[Callable[[], Backend]],
+        note: Callable[[str], None],
+    ) -> None:
+        """Become ready with the first back-end that really answers; `note` tells of the others.
+
+        Raises MiractlError when none does, or when the window does not suit the model.
+        """
+        self.engine = engine
+        self.model_id = engine.snapshot().model.id
+        self.context = window(engine.model.config.get_text_config(), self.config.context)
+        self._eos = end_tokens(engine.model, engine.tokenizer)
+        reasons: list[str] = []
+        for make in backends:
+            backend = None
+            try:
+                backend = make()
+                await probe(backend, self._probe_job())
+            except Exception as error:  # whatever the model raises: the next back-end may do
+                reasons.append(" ".join(str(error).split()) or type(error).__name__)
+                if backend is not None:
+                    backend.close(timeout=5.0)
+                continue
+            if reasons:
+                family = engine.model.config.model_type
+                note(
+                    f"{family} cannot be batched ({reasons[0][:200]}): requests run {backend.name}"
+                )
+            self.backend = backend
+            if self.phase == "loading":
+                self.phase = "ready"
+            return
+        raise MiractlError(f"the model does not answer: {reasons[-1]}")
+
+    def ready(self) -> tuple[EngineLike, Backend]:
+        """Engine and back-end. Raises ApiError 503 while loading and when stopping."""
+        if self.phase == "stopping":
+            raise shutting_down()
+        if self.engine is None or self.backend is None:
+            raise still_loading()
+        return self.engine, self.backend
+
+    def health(self) -> tuple[int, dict[str, str]]:
+        """Status and body of /health: 200 only when a request would be answered."""
+        if self.phase != "ready" or self.backend is None:
+            return 503, {"status": self.phase}
+        if reason := self.backend.failure():
+            return 503, {"status": "unhealthy", "reason": reason}
+        return 200, {"status": "ok"}
+
+    @property
+    def open_answers(self) -> int:
+        """Requests that generate or wait for it."""
+        return len(self._answers)
+
+    def snapshot(self) -> Snapshot | None:
+        """The engine's figures, None while loading."""
+        return None if self.backend is None or self.engine is None else self.engine.snapshot()
+
+    def default_sampling(self) -> Sampling:
+        """The generation config of the model where it samples; OpenAI's defaults otherwise."""
+        engine, _ = self.ready()
+        config = engine.model.generation_config
+        if not config.do_sample:
+            return Sampling()
+        return Sampling(
+            temperature=1.0 if config.temperature is None else config.temperature,
+            top_p=1.0 if config.top_p is None else config.top_p,
+            top_k=config.top_k or None,
+        )
+
+    def answer(
+        self, prompt: list[int], limit: Callable[[int], int], sampling: Sampling, stops: list[str]
+    ) -> Answer:
+        """Start an answer; `limit` says how many tokens of the room left it may have.
+
+        Raises ApiError: the prompt does not fit the window, or too many requests wait.
+        """
+        engine, backend = self.ready()
+        room = self.context - len(prompt)
+        if room < 1:
+            raise ApiError(
+                400,
+                f"the prompt has {len(prompt)} tokens, and the context window of {self.model_id} is"
+                f" {self.context} tokens: at most {self.context - 1} leave room for an answer",
+                code="context_length_exceeded",
+            )
+        self._admit()
+        job = Job(f"gen-{uuid4().hex}", prompt, limit(room), self._eos, sampling)
+        answer = Answer(backend, job, decoder(engine.tokenizer), stops, self._answers.discard)
+        self._answers.add(answer)
+        return answer
+
+    def stop(self) -> None:
+        """Take no more requests."""
+        self.phase = "stopping"
+
+    def abort(self) -> None:
+        """End all open answers with an error."""
+        for answer in list(self._answers):
+            answer.abort(shutting_down())
+
+    def close(self) -> None:
+        """Stop the back-end, then the engine."""
+        if self.backend is not None:
+            self.backend.close(timeout=2.0)
+        if self.engine is not None:
+            self.engine.close()
+
+    def _admit(self) -> None:
+        limit = self.config.max_concurrency + self.config.max_waiting
+        if self.open_answers >= limit:
+            raise ApiError(
+                429,
+                f"{limit} requests are running or waiting, which is the limit",
+                code="too_many_requests",
+                headers={"Retry-After": "1"},
+            )
+
+    def _probe_job(self) -> Job:
+        assert self.engine is not None
+        prompt = list(self.engine.tokenizer("Hello")["input_ids"])
+        return Job("probe", prompt, PROBE_TOKENS, self._eos, Sampling(temperature=0))
+
+
+def window(config: Any, asked: int | None) -> int:
+    """Tokens of prompt and answer together. Raises MiractlError for more than the model has."""
+    longest = getattr(config, "max_position_embeddings", None)
+    if asked is None:
+        return min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+    if longest is not None and asked > longest:
+        raise MiractlError(
+            f"a context of {asked} tokens is asked for, and the model ends at {longest}",
+            hint=f"--context {longest}",
+        )
+    return asked
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer: of the generation config, or else of the tokenizer."""
+    found = model.generation_config.eos_token_id
+    if found is None:
+        found = tokenizer.eos_token_id
+    if found is None:
+        return frozenset()
+    return frozenset([found] if isinstance(found, int) else found)
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Tokens to text without special tokens, and without tidying up blanks."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(
+            tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    return decode

@@ -1,0 +1,69 @@
+"""What a server says when it starts, in plain words. Pure: figures in, lines out."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from miractl.telemetry.snapshot import Snapshot
+from miractl.units import format_bytes
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+# Those that an operator compares between profiles; the others seldom differ.
+TOLD = (
+    "cache_threshold",
+    "heat_decay_factor",
+    "prediction_window_ms",
+    "max_staged_experts",
+    "dma_buffer_size_mb",
+    "prediction_mode",
+    "prefetch",
+)
+
+
+def profile_line(name: str, parameters: Mapping[str, Any]) -> str:
+    """The values that matter: `profile a10: cache_threshold 0.25, ...`."""
+    told = ", ".join(f"{key} {_plain(parameters[key])}" for key in TOLD if key in parameters)
+    return f"profile {name}: {told}"
+
+
+def device_line(device: str, asked: str, profile: str) -> str:
+    """Where it computes, and what a profile made for a GPU means there."""
+    if device != "cpu":
+        return f"running on {device}"
+    why = "running on the CPU as asked" if asked == "cpu" else "no CUDA device: running on the CPU"
+    if profile == "cpu":
+        return why
+    return (
+        f"{why}; of profile {profile} the thresholds, window and staging limits apply,"
+        " its GPU memory and link do not"
+    )
+
+
+def model_lines(snapshot: Snapshot, backend: str, context: int, concurrency: int) -> list[str]:
+    """The model, and the memory its experts were given."""
+    model, cache = snapshot.model, snapshot.cache
+    experts = len(model.layers) * model.experts
+    share = cache.slots / experts if experts else 0.0
+    return [
+        f"model {model.id}: {model.family}, {len(model.layers)} MoE layers of {model.experts}"
+        f" experts, {model.top_k} at a time; {model.dtype}",
+        f"expert memory {format_bytes(cache.budget_bytes)}: {cache.slots} slots of"
+        f" {format_bytes(model.expert_bytes)} for {experts} experts ({share:.0%})",
+        f"requests: {backend}, at most {concurrency} at a time, {context} tokens each",
+    ]
+
+
+def try_lines(url: str, model_id: str, prompt: str) -> list[str]:
+    """What to type next."""
+    body = f'{{"model": "{model_id}", "prompt": "{prompt}", "max_tokens": 100, "stream": true}}'
+    option = "" if url == DEFAULT_URL else f" --url {url}"
+    return [
+        "try:",
+        f"  curl -N {url}/v1/completions -d {shlex.quote(body)}",
+        f"  miractl top{option}",
+        f"  miractl heat export{option} -o heat.csv",
+    ]
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,208 @@
+"""The life of a server: bind first, load, answer, drain, end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from miractl.errors import MiractlError, UsageError
+from miractl.server.config import ServerConfig
+from miractl.server.process import Process, bind
+from tests.server.conftest import PATIENCE, wait_until
+from tests.server.tiny import TinyEngine
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+from miractl.server.config import ServerConfig
+from miractl.server.process import Process, bind, exit_now
+
+def load():
+    import torch
+    torch.set_num_threads(1)
+    from tests.server.tiny import TinyEngine
+    return TinyEngine(delay=0.1)
+
+config = ServerConfig(port=0, drain_seconds=float(sys.argv[1]))
+listener = bind(config)
+print(config.url(listener.getsockname()[1]), flush=True)
+exit_now(Process(config, load, print, lambda service: None).run(listener))
+"""
+
+
+def test_port_in_use_names_the_port_and_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MiractlError, match=f"port {port} is in use") as caught:
+            bind(ServerConfig(port=port))
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("--port ")
+    assert caught.value.exit_code == 1
+
+
+def test_a_port_that_was_just_closed_binds_again() -> None:
+    first = bind(ServerConfig(port=0))
+    port = first.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        accepted, _ = first.accept()
+        accepted.close()  # we close first, so the address lingers
+        client.recv(1)
+    first.close()
+    bind(ServerConfig(port=port)).close()
+
+
+def test_a_host_that_is_none_is_wrong_usage() -> None:
+    with pytest.raises(UsageError, match="no such host"):
+        bind(ServerConfig(host="no such host", port=0))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"port": 65536}, {"port": -1}, {"context": 3}, {"max_concurrency": 0}]
+)
+def test_settings_that_cannot_work(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
+        ServerConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_urls_are_for_a_client_on_this_machine() -> None:
+    assert ServerConfig().url(8000) == "http://127.0.0.1:8000"
+    assert ServerConfig(host="0.0.0.0").url(1) == "http://127.0.0.1:1"
+    assert ServerConfig(host="::").url(1) == "http://[::1]:1"
+    assert ServerConfig().is_loopback
+    assert not ServerConfig(host="0.0.0.0").is_loopback
+
+
+class Gate:
+    """A model whose loading ends when told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.open = threading.Event()
+        self.engine = TinyEngine()
+        self.error = error
+
+    def load(self) -> TinyEngine:
+        assert self.open.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        return self.engine
+
+
+def start(gate: Gate, config: ServerConfig) -> tuple[str, Process, threading.Thread, list[object]]:
+    listener = bind(config)
+    url = config.url(listener.getsockname()[1])
+    process = Process(config, gate.load, lambda line: None, lambda service: None)
+    results: list[object] = []
+
+    def run() -> None:
+        try:
+            results.append(process.run(listener))
+        except MiractlError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return url, process, thread, results
+
+
+def test_health_is_503_until_the_model_answers() -> None:
+    gate = Gate()
+    url, process, thread, results = start(gate, ServerConfig(port=0))
+    loading = httpx.get(url + "/health", timeout=PATIENCE)
+    assert (loading.status_code, loading.json()) == (503, {"status": "loading"})
+    assert httpx.get(url + "/live").status_code == 200
+    for path in ("/v1/models", "/v1/status", "/v1/experts"):
+        refused = httpx.get(url + path)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
+    asked = httpx.post(url + "/v1/completions", json={"prompt": "a"})
+    assert (asked.status_code, asked.headers["retry-after"]) == (503, "1")
+    assert "miractl_ready 0.0" in httpx.get(url + "/metrics").text
+    gate.open.set()
+    wait_until(lambda: httpx.get(url + "/health").status_code == 200, "the model")
+    assert gate.engine.tokens > 0  # it has really answered
+    assert httpx.get(url + "/v1/models").status_code == 200
+    process.stop()
+    thread.join(PATIENCE)
+    assert results == [0]
+    assert gate.engine.closed
+
+
+def test_a_model_that_does_not_load_ends_the_server() -> None:
+    gate = Gate(MiractlError("model-00002.safetensors is a Git LFS pointer"))
+    _, _, thread, results = start(gate, ServerConfig(port=0))
+    gate.open.set()
+    thread.join(PATIENCE)
+    assert [str(result) for result in results] == ["model-00002.safetensors is a Git LFS pointer"]
+
+
+def test_a_window_beyond_the_model_ends_the_server() -> None:
+    gate = Gate()
+    _, _, thread, results = start(gate, ServerConfig(port=0, context=100_000))
+    gate.open.set()
+    thread.join(PATIENCE)
+    assert "100000 tokens" in str(results[0])
+    assert "128" in str(results[0])
+
+
+@pytest.fixture
+def child(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, each token 0.1 s; the parameter is its drain time."""
+    command = [sys.executable, "-c", SCRIPT, str(request.param)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        try:
+            yield process, url
+        finally:
+            process.kill()
+
+
+def open_stream_and_signal(
+    process: subprocess.Popen[str], url: str, *signals: signal.Signals
+) -> str:
+    """What a client of an endless stream gets when the server is told to stop."""
+    wait_until(lambda: httpx.get(url + "/health", timeout=PATIENCE).status_code == 200, "the model")
+    body = {"prompt": "the", "max_tokens": 120, "temperature": 0, "stream": True}
+    got = ""
+    with httpx.stream("POST", url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
+        for number, text in enumerate(answer.iter_text()):
+            got += text
+            if number < len(signals):
+                process.send_signal(signals[number])
+    return got
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("child", [0.5], indirect=True)
+def test_sigterm_ends_open_streams_and_the_process(child) -> None:
+    process, url = child
+    got = open_stream_and_signal(process, url, signal.SIGTERM)
+    assert "the server is shutting down" in got
+    assert got.endswith("data: [DONE]\n\n")
+    assert process.wait(timeout=5) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("child", [60], indirect=True)
+def test_a_second_signal_ends_at_once(child) -> None:
+    process, url = child
+    with pytest.raises(httpx.RemoteProtocolError):
+        open_stream_and_signal(process, url, signal.SIGINT, signal.SIGINT)
+    assert process.wait(timeout=5) == 130
+
+
+@pytest.mark.parametrize("child", [0.5], indirect=True)
+def test_a_signal_while_loading_ends_the_process(child) -> None:
+    process, url = child
+    assert httpx.get(url + "/health", timeout=PATIENCE).json() == {"status": "loading"}
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=5) == 130
