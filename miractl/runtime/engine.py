@@ -23,13 +23,7 @@ from miractl.runtime.arena import SlotArena, expert_nbytes
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.heap import give_back
-from miractl.runtime.loading import (
-    Outline,
-    attach,
-    load_without_experts,
-    open_source,
-    read_outline,
-)
+from miractl.runtime.loading import Checkpoint, Outline, attach, read_outline
 from miractl.runtime.lookahead import Lookahead, find_router
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.runner import LayerRuns, Predictor, Prefetcher, TablePredictor
@@ -113,14 +107,12 @@ class Engine:
         outline = read_outline(options.model_path)
         plan = plan_memory(options, outline, device, dtype)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
-        source = open_source(options.model_path, outline)
-        model = load_without_experts(
-            options.model_path, outline, dtype, device, **options.model_options
-        )
+        checkpoint = Checkpoint(options.model_path, outline)
+        model = checkpoint.load_others(dtype, device, **options.model_options)
         if device.type == "cpu":
             torch.set_num_threads(cpu.probe(Machine()).threads)
         give_back()
-        return cls(options, outline, model, tokenizer, source, plan)
+        return cls(options, outline, model, tokenizer, checkpoint.source, plan)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

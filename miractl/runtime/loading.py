@@ -1,13 +1,12 @@
 """Loading a transformers model whose experts stay on disk.
 
-During `from_pretrained` the model's experts class is replaced, in the model's own module, by a
-subclass that notes its shapes and drops its parameters before any memory is taken for them; the
-loader then has no place for expert weights and never reads them.
+While the model is built its experts class is replaced, in the model's own module, by a subclass
+that notes its shapes and drops its parameters before any memory is taken for them. The loader is
+handed all other tensors, each read and decoded when it asks for it.
 """
 
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,20 @@ from typing import Any, Protocol
 
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from miractl.checkpoint.encoding import stored_tensors
 from miractl.checkpoint.shards import tensor_ranges
 from miractl.errors import MiractlError
 from miractl.runtime.arena import Shapes
+from miractl.runtime.files import CheckpointFiles, LazyTensor
 from miractl.runtime.source import ExpertSource, expert_count, map_experts, own_parameters
+
+
+TIED = (
+    "download the checkpoint again; if the head is that of the embeddings, set "
+    "tie_word_embeddings to true in config.json"
+)
 
 
 class LayerRunner(Protocol):
@@ -48,11 +55,13 @@ class Outline:
     experts: int
     top_k: int
     shapes: Shapes  # of one expert's parameters
+    quantization: Mapping[str, Any] | None  # the checkpoint's own description
 
 
 def read_outline(folder: Path) -> Outline:
     """Raises MiractlError for what is not a MoE model that the experts interface covers."""
     config = _config(folder)
+    quantization = _take_quantization(config)
     model_class = _model_class(config)
     with torch.device("meta"):
         model = model_class(config)
@@ -73,37 +82,49 @@ def read_outline(folder: Path) -> Outline:
         experts=counts.pop(),
         top_k=_top_k(config),
         shapes=shapes[0],
+        quantization=quantization,
     )
 
 
-def open_source(folder: Path, outline: Outline) -> ExpertSource:
-    """The experts of the checkpoint in `folder`."""
-    tensors = tensor_ranges(folder)
-    return ExpertSource(map_experts(outline.model, outline.config, tensors, list(outline.modules)))
+class Checkpoint:
+    """The files behind an outline: its experts by themselves, everything else for the loader."""
 
+    def __init__(self, folder: Path, outline: Outline) -> None:
+        """Raises MiractlError for missing or broken files and for experts that are incomplete."""
+        self.folder, self.outline = folder, outline
+        tensors = stored_tensors(tensor_ranges(folder), outline.quantization)
+        experts = map_experts(outline.model, outline.config, tensors, list(outline.modules))
+        self._files = CheckpointFiles(tensors.values())
+        self._others = {n: t for n, t in tensors.items() if n not in experts.names}
+        self.source = ExpertSource(self._files, experts.pieces)
 
-def load_without_experts(
-    folder: Path, outline: Outline, dtype: torch.dtype, device: torch.device, **options: Any
-) -> PreTrainedModel:
-    """The model with everything but its experts. Raises MiractlError for missing weights."""
-    classes = {type(outline.model.get_submodule(name)) for name in outline.modules}
-    model_class = type(outline.model)
-    expert_names = [
-        f"{name}.{parameter}" for name in outline.modules for parameter in outline.shapes
-    ]
-    with _hollow(classes), _ignored(model_class, expert_names):
-        loaded: tuple[PreTrainedModel, dict[str, Any]] = model_class.from_pretrained(  # type: ignore[assignment]
-            folder, dtype=dtype, device_map=device, output_loading_info=True, **options
-        )
-    model, info = loaded
-    if missing := sorted(info["missing_keys"]):
-        raise MiractlError(
-            f"the checkpoint has no tensor for {missing[0]} ({len(missing)} missing)"
-        )
-    if device.type == "cpu":
-        _own_memory(model)
-    model.eval()
-    return model
+    def load_others(
+        self, dtype: torch.dtype, device: torch.device, **options: Any
+    ) -> PreTrainedModel:
+        """The model with everything but its experts. Raises MiractlError for missing weights."""
+        outline = self.outline
+        classes = {type(outline.model.get_submodule(name)) for name in outline.modules}
+        lazy = {name: LazyTensor(self._files, tensor) for name, tensor in self._others.items()}
+        with _hollow(classes):
+            loaded: Any = type(outline.model).from_pretrained(
+                None,
+                config=outline.config,
+                state_dict=lazy,
+                dtype=dtype,
+                device_map=device,
+                output_loading_info=True,
+                **options,
+            )
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]):
+            raise MiractlError(
+                f"the checkpoint has no tensor for {missing[0]} ({len(missing)} missing)",
+                hint=TIED if missing == ["lm_head.weight"] else "download the checkpoint again",
+            )
+        if (self.folder / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(self.folder)
+        result: PreTrainedModel = model.eval()
+        return result
 
 
 def attach(model: PreTrainedModel, outline: Outline, runner: LayerRunner) -> None:
@@ -119,15 +140,6 @@ def is_experts(module: torch.nn.Module) -> bool:
     return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")
 
 
-def _own_memory(model: PreTrainedModel) -> None:
-    """Copy weights that the loader left as views of the mapped file.
-
-    A file that is cut or replaced under a running server must not take the process with it.
-    """
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
-
-
 def _config(folder: Path) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise MiractlError(f"{folder} has no config.json")
@@ -135,9 +147,21 @@ def _config(folder: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (ValueError, OSError, KeyError) as error:
         raise MiractlError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
-    if getattr(config, "quantization_config", None):
-        raise MiractlError(f"{folder} is quantised, which this version does not read")
     return config
+
+
+def _take_quantization(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """Remove the quantisation from the config: it would swap in other experts classes.
+
+    Raises MiractlError for a method whose experts cannot be read.
+    """
+    quantization = getattr(config, "quantization_config", None)
+    if not quantization:
+        return None
+    del config.quantization_config
+    described = dict(quantization if isinstance(quantization, dict) else quantization.to_dict())
+    stored_tensors({}, described)
+    return described
 
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -200,14 +224,3 @@ def _hollow(classes: set[type[torch.nn.Module]]) -> Iterator[None]:
     finally:
         for stock in classes:
             setattr(sys.modules[stock.__module__], stock.__name__, stock)
-
-
-@contextmanager
-def _ignored(model_class: type[PreTrainedModel], names: Sequence[str]) -> Iterator[None]:
-    """Expert tensors in the checkpoint are expected: no report of unexpected keys."""
-    before = model_class._keys_to_ignore_on_load_unexpected
-    model_class._keys_to_ignore_on_load_unexpected = [*(before or []), *map(re.escape, names)]
-    try:
-        yield
-    finally:
-        model_class._keys_to_ignore_on_load_unexpected = before

@@ -10,7 +10,6 @@ converted on the way.
 
 import copy
 import math
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -27,40 +26,36 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from miractl.checkpoint.encoding import PLAIN, StoredTensor
 from miractl.checkpoint.header import TensorRange
 from miractl.errors import MiractlError
 from miractl.policy.keys import ExpertKey
-
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+from miractl.runtime.decode import decode
+from miractl.runtime.files import CheckpointFiles
 
 Views = Mapping[str, torch.Tensor]  # parameter name -> [...] view of one slot
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One source tensor of one expert and the strided part of a slot's parameter it fills."""
+    """One stored tensor of one expert and the strided part of a slot's parameter it fills."""
 
-    source: TensorRange
+    source: StoredTensor
     parameter: str
     offset: int  # elements from the start of the parameter's slot
     strides: tuple[int, ...]  # elements, one for each axis of source.shape
 
 
 class ExpertSource:
-    """Reads single experts. Thread-safe: each thread has its own read buffer."""
+    """Reads single experts. Thread-safe: each thread has its own read buffers."""
 
-    def __init__(self, pieces: dict[ExpertKey, tuple[Piece, ...]]) -> None:
-        self._pieces = pieces
-        self._files = {
-            path: os.open(path, os.O_RDONLY)
-            for path in {piece.source.file for own in pieces.values() for piece in own}
-        }
+    def __init__(self, files: CheckpointFiles, pieces: dict[ExpertKey, tuple[Piece, ...]]) -> None:
+        self._files, self._pieces = files, pieces
         self._buffers = threading.local()
 
     def close(self) -> None:
         """Close the files."""
-        while self._files:
-            os.close(self._files.popitem()[1])
+        self._files.close()
 
     def stored_bytes(self, key: ExpertKey) -> int:
         """Bytes of one expert on disk."""
@@ -68,47 +63,36 @@ class ExpertSource:
 
     def read(self, key: ExpertKey, slot: Views) -> int:
         """Fill a slot with one expert; returns the bytes read. Raises MiractlError."""
-        total = 0
         for piece in self._pieces[key]:
-            raw = self._read_bytes(piece.source)
-            tensor = raw.view(TORCH_DTYPES[piece.source.dtype]).view(piece.source.shape)
-            target = slot[piece.parameter]
-            target.as_strided(
-                piece.source.shape, piece.strides, target.storage_offset() + piece.offset
-            ).copy_(tensor)
-            total += piece.source.nbytes
-        return total
+            source, target = piece.source, slot[piece.parameter]
+            raw = [self._read(part, number) for number, part in enumerate(source.ranges)]
+            place = (source.shape, piece.strides, target.storage_offset() + piece.offset)
+            target.as_strided(*place).copy_(decode(source, raw))
+        return self.stored_bytes(key)
 
-    def _read_bytes(self, source: TensorRange) -> torch.Tensor:
-        """The tensor's bytes, uint8 [nbytes], in this thread's buffer until its next read."""
-        buffer = getattr(self._buffers, "bytes", None)
-        if buffer is None or buffer.numel() < source.nbytes:
-            buffer = self._buffers.bytes = torch.empty(source.nbytes, dtype=torch.uint8)
-        raw = buffer[: source.nbytes]
-        view = memoryview(raw.numpy())  # type: ignore[arg-type]
-        try:
-            read = os.preadv(self._files[source.file], [view], source.start)
-            while 0 < read < source.nbytes:
-                more = os.preadv(self._files[source.file], [view[read:]], source.start + read)
-                if more == 0:
-                    break
-                read += more
-        except OSError as error:
-            raise MiractlError(f"cannot read {source.file}: {error.strerror}") from error
-        if read != source.nbytes:
-            raise MiractlError(
-                f"{source.file.name} now ends at byte {source.file.stat().st_size:,}, "
-                f"an expert needs {source.start + source.nbytes:,}"
-            )
+    def _read(self, part: TensorRange, number: int) -> torch.Tensor:
+        """The range's bytes in this thread's buffer of that number, until its next use."""
+        buffers: dict[Any, torch.Tensor] = vars(self._buffers)
+        if number not in buffers or buffers[number].numel() < part.nbytes:
+            buffers[number] = torch.empty(part.nbytes, dtype=torch.uint8)
+        raw = buffers[number][: part.nbytes]
+        self._files.read_into(raw, part)
         return raw
+
+
+class ExpertMap(NamedTuple):
+    """Where every expert is, and the names of the checkpoint's tensors that hold experts."""
+
+    pieces: dict[ExpertKey, tuple[Piece, ...]]
+    names: frozenset[str]
 
 
 def map_experts(
     model: PreTrainedModel,
     config: PreTrainedConfig,
-    tensors: Mapping[str, TensorRange],
+    tensors: Mapping[str, StoredTensor],
     modules: list[str],
-) -> dict[ExpertKey, tuple[Piece, ...]]:
+) -> ExpertMap:
     """Pieces of every expert of `modules` (names of experts modules, in layer order).
 
     `model` is a stock model on the meta device. Raises MiractlError when an expert is incomplete
@@ -136,7 +120,8 @@ def map_experts(
                 places = zip(parts, layouts[layout], strict=True)
                 own += [Piece(part.tensor, parameter, *place) for part, place in places]
             pieces[ExpertKey(layer, expert)] = tuple(own)
-    return pieces
+    names = (n for own in sources.values() for source in own.values() for n in source.names)
+    return ExpertMap(pieces, frozenset(names))
 
 
 def own_parameters(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -158,7 +143,7 @@ class _Part(NamedTuple):
     """One source tensor of one expert: its own, or its slice of a tensor that fuses all."""
 
     pattern: str
-    tensor: TensorRange
+    tensor: StoredTensor
     fused: bool
 
 
@@ -167,7 +152,8 @@ class _Source:
 
     def __init__(self, converter: WeightConverter | None) -> None:
         self.converter = converter
-        self.tensors: dict[str, list[TensorRange]] = defaultdict(list)
+        self.tensors: dict[str, list[StoredTensor]] = defaultdict(list)
+        self.names: list[str] = []
 
     def parts(self, expert: int, count: int, name: str) -> list[_Part]:
         """The parts of one expert of `count`."""
@@ -176,7 +162,7 @@ class _Source:
             if len(tensors) == count:
                 found.append(_Part(pattern, tensors[expert], fused=False))
             elif len(tensors) == 1 and tensors[0].shape[0] == count:
-                found.append(_Part(pattern, _slice(tensors[0], expert), fused=True))
+                found.append(_Part(pattern, tensors[0].item(expert), fused=True))
             else:
                 raise MiractlError(
                     f"{name} has {count} experts, the checkpoint holds {len(tensors)} of {pattern}"
@@ -184,13 +170,8 @@ class _Source:
         return found
 
 
-def _slice(fused: TensorRange, expert: int) -> TensorRange:
-    one = TensorRange(fused.file, fused.start, fused.dtype, fused.shape[1:])
-    return TensorRange(one.file, one.start + expert * one.nbytes, one.dtype, one.shape)
-
-
 def _sources(
-    model: PreTrainedModel, tensors: Mapping[str, TensorRange], modules: set[str]
+    model: PreTrainedModel, tensors: Mapping[str, StoredTensor], modules: set[str]
 ) -> dict[str, dict[str, _Source]]:
     """{module: {parameter: source}} by transformers' own renaming of checkpoint keys."""
     mapping = get_model_conversion_mapping(model)
@@ -206,13 +187,12 @@ def _sources(
         module, _, parameter = target.rpartition(".")
         if module not in modules:
             continue
-        if tensors[key].dtype not in TORCH_DTYPES:
-            raise MiractlError(
-                f"experts are stored as {tensors[key].dtype} ({key}); "
-                f"this version reads {', '.join(TORCH_DTYPES)}"
-            )
+        dtype = tensors[key].ranges[0].dtype
+        if tensors[key].encoding == "plain" and dtype not in PLAIN:
+            raise MiractlError(f"{key} is stored as {dtype}; plain experts are {', '.join(PLAIN)}")
         source = sources[module].setdefault(parameter, _Source(by_pattern.get(pattern or "")))
         source.tensors[pattern or parameter].append(tensors[key])
+        source.names.append(key)
     return sources
 
 
@@ -232,7 +212,10 @@ def _placements(
         addresses.append(numbers.view(part.tensor.shape))
         total += size
     landed = addresses[0]
-    if converter is not None:
+    if parts[0].tensor.encoding == "mxfp4":
+        # Packed along the inputs of a projection; the model has them the other way round.
+        landed = landed.T
+    elif converter is not None:
         once = copy.deepcopy(converter)  # it collects tensors: each use needs a fresh one
         for part, values in zip(parts, addresses, strict=True):
             tensor: Any = values[None] if part.fused else values

@@ -38,6 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
     "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+    | {"intermediate_size": 64}
     | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]},
     "GraniteMoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True},
     "DeepseekV3": SMALL

@@ -47,7 +47,10 @@ def test_a_missing_tensor_is_named(tmp_path: Path, rename: dict[str, None], says
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "experts quantised by 'gptq' cannot be read",
+        ),
         ({"architectures": ["NoSuchModel"]}, "has no model class for"),
         ({"model_type": "nothing-known"}, "config.json: "),
         ({"moe_intermediate_size": 25}, "is [32, 25] an expert, the checkpoint gives [32, 24]"),
@@ -99,7 +102,7 @@ def test_a_file_cut_while_serving_fails_the_request_and_the_next_one_works(tmp_p
             with path.open("r+b") as file:
                 file.truncate(64)
         with pytest.raises(
-            MiractlError, match=r"model-\d+-of-\d+\.safetensors now ends at byte 64, an expert"
+            MiractlError, match=r"model-\d+-of-\d+\.safetensors now ends at byte 64, a tensor"
         ):
             engine.model(prompt)
         for path, content in whole.items():
