@@ -138,7 +138,10 @@ class Engine:
         outline = self.outline
         if self.options.parameters["prediction_mode"] == "lookahead":
             blocks = [self.model.get_submodule(name.rpartition(".")[0]) for name in outline.modules]
-            routers = [router for block in blocks if (router := find_router(block)) is not None]
+            width = outline.config.get_text_config().hidden_size
+            sample = torch.zeros(2, width, dtype=self.model.dtype, device=self.model.device)
+            found = (find_router(block, sample) for block in blocks)
+            routers = [router for router in found if router is not None]
             if len(routers) == len(blocks):
                 return Lookahead(routers, outline.experts)
             log.warning(

@@ -23,7 +23,6 @@ from miractl.runtime.arena import Shapes
 from miractl.runtime.files import CheckpointFiles, LazyTensor
 from miractl.runtime.source import ExpertSource, expert_count, map_experts, own_parameters
 
-
 TIED = (
     "download the checkpoint again; if the head is that of the embeddings, set "
     "tie_word_embeddings to true in config.json"
@@ -63,8 +62,14 @@ def read_outline(folder: Path) -> Outline:
     config = _config(folder)
     quantization = _take_quantization(config)
     model_class = _model_class(config)
-    with torch.device("meta"):
-        model = model_class(config)
+    try:
+        with torch.device("meta"):
+            model = model_class(config)
+    except Exception as error:  # model code checks its config in many ways, or not at all
+        raise MiractlError(
+            f"transformers cannot build {config.model_type} from {folder / 'config.json'}: "
+            f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+        ) from error
     found = [(name, module) for name, module in model.named_modules() if is_experts(module)]
     if not found:
         raise MiractlError(f"{config.model_type} has no experts that this version can manage")
@@ -165,8 +170,8 @@ def _take_quantization(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    names = config.architectures or []
-    model_class = getattr(transformers, names[0], None) if names else None
+    names = config.architectures or [""]
+    model_class = getattr(transformers, str(names[0]), None)
     if model_class is None:
         raise MiractlError(
             f"transformers {transformers.__version__} has no model class for {names}"
@@ -178,7 +183,10 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def _top_k(config: PreTrainedConfig) -> int:
     text = config.get_text_config()
     for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"):
-        if isinstance(value := getattr(text, name, None), int):
+        value = getattr(text, name, None)
+        if isinstance(value, list) and len(set(value)) == 1:  # hunyuan: one entry a layer
+            value = value[0]
+        if isinstance(value, int):
             return value
     raise MiractlError(
         f"the config of {config.model_type} does not say how many experts a token uses"

@@ -18,11 +18,12 @@ from miractl.policy.prediction import Probabilities
 Router = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 
-def find_router(block: torch.nn.Module) -> Router | None:
+def find_router(block: torch.nn.Module, sample: torch.Tensor) -> Router | None:
     """The router beside an experts module, as a function of hidden states [T, H]; None if unknown.
 
     Some routers take more than the hidden states, held by their block under the argument's name
-    (afmoe, minimax_m2: the load-balancing bias).
+    (afmoe, minimax_m2: the load-balancing bias), some want [1, T, H]. Each is tried on `sample`
+    [T, H]: a router that is called in another way must not be found out while serving.
     """
     router = next(
         (child for child in block.children() if re.search("Router|Gate", type(child).__name__)),
@@ -33,7 +34,30 @@ def find_router(block: torch.nn.Module) -> Router | None:
     extra = list(inspect.signature(type(router).forward).parameters)[2:]
     if not all(hasattr(block, name) for name in extra):
         return None
-    return lambda hidden: router(hidden, *(getattr(block, name) for name in extra))
+
+    def flat(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        answer: tuple[torch.Tensor, ...] = router(hidden, *(getattr(block, n) for n in extra))
+        return answer
+
+    def batched(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return flat(hidden[None])
+
+    return next((way for way in (flat, batched) if _answers(way, sample)), None)
+
+
+@torch.no_grad()
+def _answers(router: Router, sample: torch.Tensor) -> bool:
+    """Whether the router names experts, [T, k], for hidden states `sample` [T, H]."""
+    try:
+        answer = router(sample)
+    except (ValueError, TypeError, RuntimeError, IndexError):
+        return False
+    return any(
+        isinstance(part, torch.Tensor)
+        and not part.is_floating_point()
+        and part.reshape(-1, part.shape[-1]).shape[0] == len(sample)
+        for part in answer
+    )
 
 
 class Lookahead:
@@ -50,14 +74,12 @@ class Lookahead:
     ) -> Probabilities | None:
         """Share of the next router's weight on each expert, [experts]; x [T, H].
 
-        None after the last layer, or if the router's answer has no expert indices.
+        None after the last layer.
         """
         if layer + 1 == len(self._routers):
             return None
         answer = [part for part in self._routers[layer + 1](x) if isinstance(part, torch.Tensor)]
-        indices = next((part for part in answer if not part.is_floating_point()), None)
-        if indices is None:
-            return None
+        indices = next(part for part in answer if not part.is_floating_point())
         chosen = indices.reshape(-1).cpu().numpy()
         weights = next(
             (w for w in answer if w.is_floating_point() and w.shape == indices.shape), None
