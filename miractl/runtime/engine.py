@@ -23,7 +23,8 @@ from miractl.runtime.arena import SlotArena, expert_nbytes
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.heap import give_back
-from miractl.runtime.loading import Checkpoint, Outline, attach, read_outline
+from miractl.runtime.hollow import attach
+from miractl.runtime.loading import Checkpoint, Outline, read_outline
 from miractl.runtime.lookahead import Lookahead, find_router
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.runner import LayerRuns, Predictor, Prefetcher, TablePredictor
@@ -97,7 +98,9 @@ class Engine:
         if plan.staging_limit:
             confidence = values["prediction_confidence"]
             self.prefetcher = Prefetcher(self.cache, self._predictor(), confidence)
-        attach(model, outline, LayerRuns(self.cache, self.arena, self.prefetcher))
+        runs = LayerRuns(self.cache, self.arena, self.prefetcher)
+        for layer, name in enumerate(outline.modules):
+            attach(model.get_submodule(name), layer, runs)
 
     @classmethod
     def load(cls, options: EngineOptions) -> Self:

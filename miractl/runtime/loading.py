@@ -5,12 +5,10 @@ that notes its shapes and drops its parameters before any memory is taken for th
 handed all other tensors, each read and decoded when it asks for it.
 """
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -21,26 +19,13 @@ from miractl.checkpoint.shards import tensor_ranges
 from miractl.errors import MiractlError
 from miractl.runtime.arena import Shapes
 from miractl.runtime.files import CheckpointFiles, LazyTensor
-from miractl.runtime.source import ExpertSource, expert_count, map_experts, own_parameters
+from miractl.runtime.hollow import expert_count, hollowed, is_experts, own_parameters
+from miractl.runtime.source import ExpertSource, map_experts
 
 TIED = (
     "download the checkpoint again; if the head is that of the embeddings, set "
     "tie_word_embeddings to true in config.json"
 )
-
-
-class LayerRunner(Protocol):
-    """What an experts module calls instead of its own kernel."""
-
-    def run(
-        self,
-        layer: int,
-        module: torch.nn.Module,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        scores: torch.Tensor,
-    ) -> torch.Tensor:
-        """Compute x [T, H] by ids and scores [T, k] -> [T, H]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +95,7 @@ class Checkpoint:
         outline = self.outline
         classes = {type(outline.model.get_submodule(name)) for name in outline.modules}
         lazy = {name: LazyTensor(self._files, tensor) for name, tensor in self._others.items()}
-        with _hollow(classes):
+        with hollowed(classes):
             loaded: Any = type(outline.model).from_pretrained(
                 None,
                 config=outline.config,
@@ -130,19 +115,6 @@ class Checkpoint:
             model.generation_config = GenerationConfig.from_pretrained(self.folder)
         result: PreTrainedModel = model.eval()
         return result
-
-
-def attach(model: PreTrainedModel, outline: Outline, runner: LayerRunner) -> None:
-    """Let every experts module of the loaded model call `runner`."""
-    for layer, name in enumerate(outline.modules):
-        module = model.get_submodule(name)
-        # Not through Module.__setattr__: the runner is no submodule and no part of the state.
-        object.__setattr__(module, "_miractl", (layer, runner))
-
-
-def is_experts(module: torch.nn.Module) -> bool:
-    """Whether transformers' experts interface covers this module."""
-    return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")
 
 
 def _config(folder: Path) -> PreTrainedConfig:
@@ -196,39 +168,3 @@ def _top_k(config: PreTrainedConfig) -> int:
 def _layer_index(module_name: str) -> int:
     numbers = [int(part) for part in module_name.split(".") if part.isdigit()]
     return numbers[0] if numbers else 0
-
-
-def _hollow_class(experts_class: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    class Hollow(experts_class):  # type: ignore[misc,valid-type]
-        def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-            with torch.device("meta"):
-                super().__init__(config, *args, **kwargs)
-            for name, _ in own_parameters(self):
-                delattr(self, name)
-            self._is_hf_initialized = True  # or the loader looks for weights to initialise
-
-        def forward(
-            self,
-            hidden_states: torch.Tensor,
-            top_k_index: torch.Tensor,
-            top_k_weights: torch.Tensor,
-        ) -> torch.Tensor:
-            layer, runner = self._miractl
-            result: torch.Tensor = runner.run(
-                layer, self, hidden_states, top_k_index, top_k_weights
-            )
-            return result
-
-    Hollow.__name__ = Hollow.__qualname__ = experts_class.__name__
-    return Hollow
-
-
-@contextmanager
-def _hollow(classes: set[type[torch.nn.Module]]) -> Iterator[None]:
-    for stock in classes:
-        setattr(sys.modules[stock.__module__], stock.__name__, _hollow_class(stock))
-    try:
-        yield
-    finally:
-        for stock in classes:
-            setattr(sys.modules[stock.__module__], stock.__name__, stock)

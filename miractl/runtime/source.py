@@ -32,6 +32,7 @@ from miractl.errors import MiractlError
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.decode import decode
 from miractl.runtime.files import CheckpointFiles
+from miractl.runtime.hollow import expert_count, own_parameters
 
 Views = Mapping[str, torch.Tensor]  # parameter name -> [...] view of one slot
 
@@ -122,16 +123,6 @@ def map_experts(
             pieces[ExpertKey(layer, expert)] = tuple(own)
     names = (n for own in sources.values() for source in own.values() for n in source.names)
     return ExpertMap(pieces, frozenset(names))
-
-
-def own_parameters(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The fused parameters of an experts module, each [experts, ...]."""
-    return list(module.named_parameters(recurse=False))
-
-
-def expert_count(module: torch.nn.Module) -> int:
-    """Experts of an experts module."""
-    return int(module.num_experts)  # type: ignore[arg-type]
 
 
 class _Placement(NamedTuple):

@@ -113,6 +113,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "laguna": {},
     "lara_mini": {},
     "lfm2_moe": {"layer_types": FULL},
+    "llama4_text": {"intermediate_size_mlp": 96, "interleave_moe_layer_step": 2}
+    | {"num_experts_per_tok": 1, "layer_types": FULL, "moe_layers": [1, 3]},
     "mellum": {},
     "mimo_v2_flash": {},
     "minimax": {"layer_types": FULL},
@@ -133,7 +135,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 EXCLUDED = {
     "doge": ("DogeForCausalLM", "experts are rows of an embedding, not projections"),
     "jetmoe": ("JetMoeForCausalLM", "experts in attention too, in a class of their own"),
-    "llama4_text": ("Llama4ForCausalLM", "experts are one batched product in a class of their own"),
     "longcat_flash": ("LongcatFlashForCausalLM", "some experts are identities (zero experts)"),
     "nllb-moe": ("NllbMoeForConditionalGeneration", "an encoder-decoder, one module an expert"),
     "switch_transformers": (

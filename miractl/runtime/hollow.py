@@ -1,0 +1,112 @@
+"""Experts modules without weights: they call the runtime where the stock ones multiply.
+
+Two kinds of experts classes are known. Those of transformers' experts interface are called with
+hidden states, ids and scores. Llama 4's is called with every token once for every expert, scaled by
+its score, which is zero where the token did not choose the expert; only the rest is computed here.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedConfig
+
+BATCHED = "Llama4TextExperts"
+
+
+class LayerRunner(Protocol):
+    """What a hollow experts module calls."""
+
+    def run(
+        self,
+        layer: int,
+        module: torch.nn.Module,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        scores: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute x [T, H] by ids and scores [T, k] -> [T, H]."""
+
+
+def is_experts(module: torch.nn.Module) -> bool:
+    """Whether this experts module can be managed."""
+    interface = hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")
+    return interface or type(module).__name__ == BATCHED
+
+
+def own_parameters(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The fused parameters of an experts module, each [experts, ...]."""
+    return list(module.named_parameters(recurse=False))
+
+
+def expert_count(module: torch.nn.Module) -> int:
+    """Experts of an experts module."""
+    return int(module.num_experts)  # type: ignore[arg-type]
+
+
+def attach(module: torch.nn.Module, layer: int, runner: LayerRunner) -> None:
+    """Let a hollow experts module call `runner` as MoE layer `layer`."""
+    # Not through Module.__setattr__: the runner is no submodule and no part of the state.
+    object.__setattr__(module, "_miractl", (layer, runner))
+
+
+@contextmanager
+def hollowed(classes: set[type[torch.nn.Module]]) -> Iterator[None]:
+    """While a model is built: its own module's experts classes are the hollow ones."""
+    for stock in classes:
+        kind = _Batched if stock.__name__ == BATCHED else _Routed
+        hollow = type(stock.__name__, (kind, stock), {"__qualname__": stock.__qualname__})
+        setattr(sys.modules[stock.__module__], stock.__name__, hollow)
+    try:
+        yield
+    finally:
+        for stock in classes:
+            setattr(sys.modules[stock.__module__], stock.__name__, stock)
+
+
+class _Hollow(torch.nn.Module):
+    """Builds the stock module without memory for its weights, then drops them."""
+
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        with torch.device("meta"):
+            super().__init__(config, *args, **kwargs)
+        for name, _ in own_parameters(self):
+            delattr(self, name)
+        self._is_hf_initialized = True  # or the loader looks for weights to initialise
+
+
+class _Routed(_Hollow):
+    """An experts class of the interface."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T, H]."""
+        layer, runner = self._miractl
+        result: torch.Tensor = runner.run(layer, self, hidden_states, top_k_index, top_k_weights)
+        return result
+
+
+class _Batched(_Hollow):
+    """Llama 4's experts class."""
+
+    has_gate, has_bias, has_post_expert_norm, is_transposed = True, False, False, True
+
+    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gated: torch.Tensor = up * self.act_fn(gate)
+        return gated
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [E * T, H], zero where a token did not choose the expert -> the same."""
+        layer, runner = self._miractl
+        experts = expert_count(self)
+        x = hidden_states.view(experts, -1, hidden_states.shape[-1])  # [E, T, H]
+        tokens, ids = x.ne(0).any(dim=-1).T.nonzero(as_tuple=True)  # chosen pairs, token by token
+        out = torch.zeros_like(x)
+        if len(ids):
+            chosen, ones = x[ids, tokens], torch.ones(len(ids), 1, device=x.device, dtype=x.dtype)
+            out[ids, tokens] = runner.run(layer, self, chosen, ids[:, None], ones)
+        return out.view_as(hidden_states)
