@@ -3,8 +3,8 @@
     python bench/check_checkpoints.py            reads ../shared/data/model, or $MIRACTL_DATA/model
 
 Each folder of tiny_random holds reference.json: input ids, the argmax of every position and the
-first eight logits of the last one, in bfloat16. Folders of odd are broken or quantised on purpose: what is printed
-is the one-line refusal, or the logits' argmax where they can be read.
+first eight logits of the last one, in bfloat16. Folders of odd are broken or quantised on purpose:
+what is printed is the one-line refusal, or the argmax where they can be read.
 """
 
 import json

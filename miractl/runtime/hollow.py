@@ -6,7 +6,7 @@ its score, which is zero where the token did not choose the expert; only the res
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -69,6 +69,8 @@ def hollowed(classes: set[type[torch.nn.Module]]) -> Iterator[None]:
 class _Hollow(torch.nn.Module):
     """Builds the stock module without memory for its weights, then drops them."""
 
+    _miractl: tuple[int, LayerRunner]
+
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         with torch.device("meta"):
             super().__init__(config, *args, **kwargs)
@@ -83,24 +85,23 @@ class _Routed(_Hollow):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T, H]."""
+        """Of hidden states [T, H], ids and scores [T, k]: [T, H]."""
         layer, runner = self._miractl
-        result: torch.Tensor = runner.run(layer, self, hidden_states, top_k_index, top_k_weights)
-        return result
+        return runner.run(layer, self, hidden_states, top_k_index, top_k_weights)
 
 
 class _Batched(_Hollow):
     """Llama 4's experts class."""
 
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
     has_gate, has_bias, has_post_expert_norm, is_transposed = True, False, False, True
 
     def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        gated: torch.Tensor = up * self.act_fn(gate)
-        return gated
+        return up * self.act_fn(gate)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states [E * T, H], zero where a token did not choose the expert -> the same."""
+        """Of hidden states [E * T, H], zero where a token chose another expert: the same."""
         layer, runner = self._miractl
         experts = expert_count(self)
         x = hidden_states.view(experts, -1, hidden_states.shape[-1])  # [E, T, H]
