@@ -5,7 +5,8 @@ a reason to set; the comment behind a value is its source and is shown with it.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -196,57 +197,87 @@ def load_profile(name_or_path: str) -> Profile:
     return _read(paths.profiles_dir() / f"{name_or_path}.yaml")
 
 
-def known_entry(key: str, entry: Entry, known: dict[str, Any]) -> None:
+def read_profile(path: Path) -> tuple[Profile, list[str]]:
+    """The profile in a file, and everything that is wrong with it: one line each, in file order.
+
+    What is wrong is left out of the profile. Raises UsageError for a file that is no mapping.
+    """
+    reader, entries = _Reader(), read_mapping(path)
+    sections = {name: reader.section(entries, name) for name in ("hardware", "parameters")}
+    top = {key: entry for key, entry in entries.items() if key not in sections}
+    description = reader.values(top, {"description": ("description", _text)}, sections)
+    values = reader.values(
+        sections["parameters"], {name: (name, known.check) for name, known in PARAMETERS.items()}
+    )
+    profile = Profile(
+        name=path.stem,
+        description=description.get("description", ""),
+        values=values,
+        sources={name: sections["parameters"][name].comment for name in values},
+        hardware=Hardware(**reader.values(sections["hardware"], _HARDWARE)),
+    )
+    return profile, reader.problems
+
+
+def known_entry(key: str, entry: Entry, known: Iterable[str]) -> None:
     """Raise UsageError, with the nearest known name, when `key` is not known."""
     if key not in known:
         raise UsageError(f"{entry.where}: unknown key {key!r}{nearest(key, known)}")
 
 
 def _read(path: Path) -> Profile:
-    sections = dict.fromkeys(("description", "hardware", "parameters"))
-    entries = read_mapping(path)
-    for key, entry in entries.items():
-        known_entry(key, entry, sections)
-    description = entries["description"].checked(_text) if "description" in entries else ""
-    parameters = _section(entries, "parameters")
-    values = {}
-    for name, entry in parameters.items():
-        known_entry(name, entry, PARAMETERS)
-        values[name] = entry.checked(PARAMETERS[name].check)
-    sources = {name: entry.comment for name, entry in parameters.items()}
-    return Profile(
-        path.stem, description, values, sources, _hardware(_section(entries, "hardware"))
-    )
+    profile, problems = read_profile(path)
+    if problems:
+        more = len(problems) - 1
+        hint = f"miractl profiles check {path} shows {more} more" if more else None
+        raise UsageError(problems[0], hint=hint)
+    return profile
 
 
-def _section(entries: dict[str, Entry], name: str) -> dict[str, Entry]:
-    entry = entries.get(name)
-    if entry is None or entry.value is None:
+# How an entry is taken: under which name, and what makes its value of the text.
+_Kind = tuple[str, Callable[[Any], Any]]
+
+
+class _Reader:
+    """Reads entries and keeps what is wrong with them."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, str]] = []  # line, message
+
+    @property
+    def problems(self) -> list[str]:
+        """One line each, in file order."""
+        return [message for _, message in sorted(self._found)]
+
+    @contextmanager
+    def _noting(self, entry: Entry) -> Iterator[None]:
+        try:
+            yield
+        except UsageError as error:
+            self._found.append((int(entry.where.rpartition(":")[2]), error.message))
+
+    def section(self, entries: dict[str, Entry], name: str) -> dict[str, Entry]:
+        """The entries within an entry; none without it."""
+        entry = entries.get(name)
+        if entry is None or entry.value is None:
+            return {}
+        with self._noting(entry):
+            if isinstance(entry.value, dict):
+                return entry.value
+            raise UsageError(f"{entry.where}: {name} must hold `name: value` lines")
         return {}
-    if not isinstance(entry.value, dict):
-        raise UsageError(f"{entry.where}: {name} must hold `name: value` lines")
-    return entry.value
 
-
-def _hardware(entries: dict[str, Entry]) -> Hardware:
-    facts: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "gpu_names": ("gpu_names", lambda value: tuple(map(_text, _list(value)))),
-        "memory": (
-            "memory_bytes",
-            lambda value: tuple(units.parse_bytes(_text(item)) for item in _list(value)),
-        ),
-        "pcie_generation": (
-            "pcie_generation",
-            Parameter("pcie_generation", "int", 1, "", 1, 7).check,
-        ),
-        "pcie_lanes": ("pcie_lanes", Parameter("pcie_lanes", "int", 1, "", 1, 32).check),
-    }
-    found = {}
-    for key, entry in entries.items():
-        known_entry(key, entry, facts)
-        attribute, check = facts[key]
-        found[attribute] = entry.checked(check)
-    return Hardware(**found)
+    def values(
+        self, entries: dict[str, Entry], kinds: dict[str, _Kind], others: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """The values that are right, by the names given for their keys; `others` are known too."""
+        found = {}
+        for key, entry in entries.items():
+            with self._noting(entry):
+                known_entry(key, entry, (*kinds, *others))
+                name, check = kinds[key]
+                found[name] = entry.checked(check)
+        return found
 
 
 def _text(value: Any) -> str:
@@ -255,7 +286,24 @@ def _text(value: Any) -> str:
     return value
 
 
+def _size(value: Any) -> int:
+    if not isinstance(value, str):
+        raise ValueError(f"got {value!r} but expected a size like 24GB")
+    return units.parse_bytes(value)
+
+
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"got {value!r} but expected a list like [a, b]")
     return value
+
+
+_HARDWARE: dict[str, _Kind] = {
+    "gpu_names": ("gpu_names", lambda value: tuple(map(_text, _list(value)))),
+    "memory": (
+        "memory_bytes",
+        lambda value: tuple(map(_size, _list(value))),
+    ),
+    "pcie_generation": ("pcie_generation", Parameter("pcie_generation", "int", 1, "", 1, 7).check),
+    "pcie_lanes": ("pcie_lanes", Parameter("pcie_lanes", "int", 1, "", 1, 32).check),
+}

@@ -147,7 +147,7 @@ def complete(*words: str) -> list[str]:
 def test_completion_offers_commands_and_profiles() -> None:
     assert complete("com") == ["completion"]
     assert complete("config", "show", "--profile", "a1") == ["a10", "a100"]
-    assert complete("profiles", "show", "rtx") == ["rtx4090"]
+    assert complete("profiles", "show", "rtx") == ["rtx3090", "rtx4090"]
 
 
 def test_reader_that_has_gone_is_no_error() -> None:

@@ -17,6 +17,14 @@ ARTICLE = {
     "l40s": (0.32, 400, 160, 0.94, 4),
     "default": (0.30, 500, 128, 0.95, 4),
 }
+# Cards of which no source gives values: name, memory in GB, PCIe generation.
+HARDWARE_ONLY = {
+    "t4": ("Tesla T4", (16,), 3),
+    "l4": ("NVIDIA L4", (24,), 4),
+    "rtx3090": ("NVIDIA GeForce RTX 3090", (24,), 4),
+    "h100": ("NVIDIA H100 80GB HBM3", (80, 94), 5),
+    "h200": ("NVIDIA H200", (141,), 5),
+}
 FIVE = tuple(PARAMETERS)[:5]
 
 
@@ -38,12 +46,30 @@ def test_default_profile_is_the_defaults() -> None:
 
 
 def test_bundled_profiles_are_complete() -> None:
-    assert set(list_profiles()) == {"default", "a10", "a100", "l40s", "rtx4090", "cpu"}
+    assert set(list_profiles()) == {"default", "cpu", *ARTICLE, "rtx4090", *HARDWARE_ONLY}
     assert load_profile("rtx4090").values == {"cache_threshold": 0.35}
     for name in list_profiles():
         profile = load_profile(name)
         assert profile.description
         assert all(profile.sources[parameter] for parameter in profile.values), name
+
+
+@pytest.mark.parametrize("name", HARDWARE_ONLY)
+def test_without_a_source_the_defaults_stay(name: str) -> None:
+    profile, (gpu, memory, generation) = load_profile(name), HARDWARE_ONLY[name]
+    assert profile.values == {}
+    assert "default" in profile.description
+    assert profile.hardware.matches(gpu)
+    assert [size // 10**9 for size in profile.hardware.memory_bytes] == list(memory)
+    assert (profile.hardware.pcie_generation, profile.hardware.pcie_lanes) == (generation, 16)
+
+
+def test_no_card_has_two_profiles() -> None:
+    names = [gpu for gpu, _, _ in HARDWARE_ONLY.values()]
+    names += ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA A10", "NVIDIA L40S"]
+    for gpu in names:
+        fitting = [p for p in map(load_profile, list_profiles()) if p.hardware.matches(gpu)]
+        assert len(fitting) == 1, gpu
 
 
 @pytest.mark.parametrize("path", sorted(paths.profiles_dir().glob("*.yaml")), ids=lambda p: p.stem)
@@ -62,6 +88,9 @@ def test_every_value_has_a_comment(path: Path) -> None:
         ("a100", "NVIDIA A100-SXM4-80GB", True),
         ("rtx4090", "NVIDIA GeForce RTX 4090 D", False),
         ("cpu", "", False),
+        ("l4", "NVIDIA L40", False),
+        ("rtx3090", "NVIDIA GeForce RTX 3090 Ti", False),
+        ("h200", "NVIDIA GH200 480GB", False),
     ],
 )
 def test_hardware_matches_by_the_drivers_name(profile: str, gpu: str, matches: bool) -> None:
@@ -111,7 +140,7 @@ def test_unknown_name_says_what_there_is() -> None:
         ("parameters:\n  prediction_mode: markow\n", 2, "did you mean 'markov'"),
         ("parameters:\n  prefetch: 1\n", 2, "true or false"),
         ("parameters:\n  expert_layer_path: 2026-99-99\n", 2, "not valid YAML"),
-        ("hardware:\n  memory: [24]\n", 2, "expected text"),
+        ("hardware:\n  memory: [24]\n", 2, "expected a size like 24GB"),
         ("hardware:\n  memory: [24XB]\n", 2, "needs a unit"),
         ("hardware:\n  gpu_names: NVIDIA A10\n", 2, "expected a list"),
         ("description: [a]\n", 1, "expected text"),
@@ -184,3 +213,65 @@ def test_list_begins_with_default(miractl: Callable[..., Result]) -> None:
     assert names[0] == "default"
     listed = json.loads(miractl("profiles", "list", "--json").stdout)["profiles"]
     assert [profile["name"] for profile in listed] == names
+
+
+WRONG = """\
+description: [x]
+parameters:
+  cache_treshold: 0.3
+  cache_threshold: 7
+  max_staged_experts: 3  # right
+hardwar: 1
+hardware:
+  pcie_lanes: 99
+  colour: red
+"""
+LINES = [
+    (1, "description: got ['x'] but expected text"),
+    (3, "unknown key 'cache_treshold'; did you mean 'cache_threshold'?"),
+    (4, "cache_threshold: got 7 but expected a number from 0 to 1"),
+    (6, "unknown key 'hardwar'; did you mean 'hardware'?"),
+    (8, "pcie_lanes: got 99 but expected a whole number from 1 to 32"),
+    (9, "unknown key 'colour'"),
+]
+
+
+def test_check_says_all_that_is_wrong_in_order(
+    tmp_path: Path, miractl: Callable[..., Result]
+) -> None:
+    path = write(tmp_path, WRONG)
+    result = miractl("profiles", "check", path)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [f"{path}:{line}: {text}" for line, text in LINES]
+    found = json.loads(miractl("profiles", "check", path, "--json").stdout)
+    assert (found["schema"], len(found["problems"])) == ("miractl.profile-check/1", 6)
+    with pytest.raises(UsageError) as caught:
+        load_profile(path)
+    assert caught.value.message == f"{path}:1: {LINES[0][1]}"
+    assert caught.value.hint == f"miractl profiles check {path} shows 5 more"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("parameters:\n  prefetch: off\n", 0, "sets 1 of 12 parameters, all is well"),
+        ("", 1, "empty"),
+        ("a: [\n", 1, "not valid YAML"),
+        ("parameters:\n", 0, "sets 0 of 12"),
+    ],
+)
+def test_check_of_other_files(
+    tmp_path: Path, miractl: Callable[..., Result], text: str, code: int, words: str
+) -> None:
+    result = miractl("profiles", "check", write(tmp_path, text))
+    assert (result.exit_code, result.stderr) == (code, "")
+    assert words in result.stdout
+
+
+def test_check_of_no_file(miractl: Callable[..., Result]) -> None:
+    assert miractl("profiles", "check", "missing.yaml").exit_code == 2
+
+
+@pytest.mark.parametrize("path", sorted(paths.profiles_dir().glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_bundled_profiles_pass(path: Path, miractl: Callable[..., Result]) -> None:
+    assert miractl("profiles", "check", str(path)).exit_code == 0

@@ -1,16 +1,21 @@
-"""`miractl doctor`: checks of this machine, of a profile on it, of a running server."""
+"""`miractl doctor`: checks of this machine, its settings, a profile on it, a running server."""
 
 import shutil
 import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import click
 
 from miractl.doctor.check import Result, Status, Subject, examine
+from miractl.doctor.checkpoint import Checkpoint, CheckpointFault
 from miractl.doctor.registry import CHECKS, choose
 from miractl.doctor.render import render
 from miractl.doctor.report import FailOn, Report, to_json
+from miractl.errors import UsageError
 from miractl.output import Output, table
-from miractl.probe import server, snapshot
+from miractl.probe import configuration, server, snapshot
+from miractl.probe import port as ports
 from miractl.profiles import Profile, list_profiles, load_profile
 
 _FORMATS = ("table", "short", "json")
@@ -20,12 +25,35 @@ Examples:
   miractl doctor                       check this machine
   miractl doctor --profile a10         and whether the profile fits it
   miractl doctor pcie.slot gpu.memory  two checks only
+  miractl doctor --model ~/models/x    and whether the model is whole and fits
+  miractl doctor --load pcie.gen       measure the link while copying to the GPU
+  miractl doctor --disk ~/models       measure how fast the models' disk reads
   miractl doctor --format short        only what is not well
 
 \b
 Exit codes: 0 nothing failed, 1 a check failed, 2 wrong usage.
 What each check means: docs/checks.md
 """
+
+
+_IDS = {check.id for check in CHECKS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What to examine besides the machine as it stands; the names are those of the options."""
+
+    profile: str | None
+    model: str | None
+    server: str | None
+    port: int | None
+    load: bool
+    disk: str | None
+
+    @property
+    def given(self) -> list[str]:
+        """Names of the options that were given."""
+        return [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -35,7 +63,22 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 @click.command(epilog=_EPILOG)
 @click.argument("ids", metavar="[CHECK]...", nargs=-1, shell_complete=_complete)
 @click.option("--profile", metavar="NAME|FILE", help="Check the machine against a profile too.")
+@click.option("--model", metavar="FOLDER", help="Check a model's files, and whether it fits, too.")
 @click.option("--server", "url", metavar="URL", help="Check a running server too.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Check that this port is free too.",
+)
+@click.option("--load", is_flag=True, help="Measure the links too, while copying to the GPUs.")
+@click.option(
+    *("--disk", "disk"),
+    is_flag=False,
+    flag_value="",
+    metavar="[PATH]",
+    help="Measure how fast a disk reads too: at PATH, the model's, or the one here.",
+)
 @click.option("--list", "only_list", is_flag=True, help="List the checks and stop.")
 @click.option(
     *("--format", "form"),
@@ -61,7 +104,11 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 def command(
     ids: tuple[str, ...],
     profile: str | None,
+    model: str | None,
     url: str | None,
+    port: int | None,
+    load: bool,
+    disk: str | None,
     only_list: bool,
     form: str,
     as_json: bool,
@@ -74,19 +121,56 @@ def command(
     if only_list:
         _list(out)
         return
-    given = [name for name, value in (("profile", profile), ("server", url)) if value is not None]
-    checks = choose(ids, given)
-    loaded = None if profile is None else load_profile(profile)
-    subject = Subject(
-        machine=snapshot.take(patience=patience),
-        profile=loaded,
-        profiles=() if loaded is None else tuple(map(load_profile, list_profiles())),
-        server=None if url is None else server.ask(url),
-    )
+    if disk in _IDS and not Path(disk).exists():
+        ids, disk = (*ids, disk), ""  # `--disk disk.read`: a check and no path was meant
+    options = _Options(profile, model, url, port, load, disk)
+    checks = choose(ids, options.given)
+    subject = _subject(options, patience)
+    if load and subject.machine.nvml and not subject.machine.nvml.gpus:
+        out.note("--load: there is no GPU to copy to")
     results = tuple(examine(subject, checks, CHECKS))
-    report = Report(subject.machine, _name(loaded), results, fail_on)
+    report = Report(subject.machine, _name(subject.profile), results, fail_on)
     _print(report, form, out)
     click.get_current_context().exit(int(report.exit_code))
+
+
+def _subject(options: _Options, patience: float | None) -> Subject:
+    """Probe and measure what the options ask for."""
+    if options.disk and not Path(options.disk).exists():
+        raise UsageError(f"--disk: {options.disk} does not exist")
+    checkpoint = None if options.model is None else _checkpoint(options.model)
+    profile = None if options.profile is None else load_profile(options.profile)
+    return Subject(
+        machine=snapshot.take(
+            path=options.disk or options.model or ".",
+            patience=patience,
+            measure=snapshot.Measure(load=options.load, disk=options.disk is not None),
+        ),
+        profile=profile,
+        profiles=() if profile is None else tuple(map(load_profile, list_profiles())),
+        server=None if options.server is None else server.ask(options.server),
+        port=None if options.port is None else ports.ask(options.port),
+        configuration=configuration.read(),
+        checkpoint=checkpoint,
+    )
+
+
+def _checkpoint(model: str) -> Checkpoint:
+    """The model's files. Raises UsageError for what is not a folder here."""
+    from miractl.checkpoint.inspection import inspect_folder
+    from miractl.cli.serve import locate
+
+    folder = Path(model).expanduser()
+    found = inspect_folder(folder if folder.is_dir() else locate(model)[0])
+    faults = tuple(CheckpointFault(f.text, f.remedy, f.fatal) for f in found.faults)
+    name, files, geometry = found.folder.resolve().name, len(found.shards), found.geometry
+    if geometry is None:
+        return Checkpoint(name, files, faults, None, None, None)
+    each = geometry.bytes_per_expert
+    return Checkpoint(
+        *(name, files, faults, geometry.non_expert_bytes, geometry.expert_bytes),
+        layer_bytes=None if each is None else geometry.top_k * each,
+    )
 
 
 def _name(profile: Profile | None) -> str | None:

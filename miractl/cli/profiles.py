@@ -1,12 +1,21 @@
-"""`miractl profiles`: the profiles, and the source of every value they set."""
+"""`miractl profiles`: the profiles, the source of every value they set, and what is wrong."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from miractl.cli.options import complete_profile, json_option
+from miractl.errors import ExitCode, UsageError
 from miractl.output import Output, table
-from miractl.profiles import PARAMETERS, Hardware, Profile, list_profiles, load_profile
+from miractl.profiles import (
+    PARAMETERS,
+    Hardware,
+    Profile,
+    list_profiles,
+    load_profile,
+    read_profile,
+)
 
 
 @click.group()
@@ -61,6 +70,34 @@ def show(profile: str, as_json: bool) -> None:
         for name, (value, source) in _values(loaded).items()
     ]
     out.data(table(rows, ("parameter", "value", "source")))
+
+
+@command.command()
+@click.argument(
+    "file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@json_option
+def check(file: Path, as_json: bool) -> None:
+    """Say everything that is wrong with a profile of your own, one line each.
+
+    Exits with 1 if anything is.
+
+    \b
+    Example:
+      miractl profiles check ./mine.yaml
+    """
+    try:
+        profile, problems = read_profile(file)
+    except UsageError as error:  # no profile at all: its syntax ends the reading
+        profile, problems = Profile(file.stem, "", {}), [error.message]
+    out = Output(json=as_json)
+    if as_json:
+        out.json({"schema": "miractl.profile-check/1", "file": str(file), "problems": problems})
+    elif problems:
+        out.data("\n".join(problems))
+    else:
+        out.data(f"{file}: sets {len(profile.values)} of {len(PARAMETERS)} parameters, all is well")
+    click.get_current_context().exit(int(ExitCode.FAILED if problems else ExitCode.OK))
 
 
 def _values(profile: Profile) -> dict[str, tuple[Any, str]]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from miractl import __version__
-from miractl.probe.facts import Cpu, Gpu, HardwareSnapshot, Host, Nvml, PciCard, Software, Storage
+from miractl.probe.devices import Gpu, Nvml, PciCard
+from miractl.probe.facts import Cpu, HardwareSnapshot, Host, Software, Storage
 from miractl.units import format_bytes, format_share
 
 MISSING = "could not collect"

@@ -10,10 +10,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NoReturn
 
-from miractl.probe.facts import Cpu, Gpu, HardwareSnapshot, Host, Nvml, PciCard, Software, Storage
+from miractl.doctor.checkpoint import Checkpoint
+from miractl.probe.configuration import Configuration
+from miractl.probe.devices import Gpu, Load, Nvml, PciCard
+from miractl.probe.facts import Cpu, DiskRate, HardwareSnapshot, Host, Software, Storage
+from miractl.probe.port import PortAnswer
 from miractl.probe.server import ServerAnswer
 from miractl.probe.visible import visible
 from miractl.profiles import Profile
+
+# Fields of a snapshot that take an option to be filled.
+MEASURED = {"load": "--load ", "disk_rate": "--disk . "}
+Option = Literal["profile", "model", "server", "port", "load", "disk"]
 
 
 class Status(StrEnum):
@@ -62,6 +70,9 @@ class Subject:
     profile: Profile | None = None
     profiles: tuple[Profile, ...] = ()  # others that might fit better
     server: ServerAnswer | None = None
+    port: PortAnswer | None = None
+    configuration: Configuration | None = None
+    checkpoint: Checkpoint | None = None
 
     @property
     def nvml(self) -> Nvml:
@@ -87,6 +98,16 @@ class Subject:
     def storage(self) -> Storage:
         """The file system in use."""
         return self.machine.storage or _missing("storage")
+
+    @property
+    def load(self) -> Load:
+        """What was measured while copying."""
+        return self.machine.load or _missing("load")
+
+    @property
+    def disk_rate(self) -> DiskRate:
+        """What was measured while reading."""
+        return self.machine.disk_rate or _missing("disk_rate")
 
     @property
     def software(self) -> Software:
@@ -120,7 +141,7 @@ class Check:
     source: str
     remedy: Remedy | None = None
     needs: tuple[str, ...] = ()
-    only_with: Literal["profile", "server"] | None = None
+    only_with: Option | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +176,11 @@ def unknown(text: str, observed: str | None = None, remedy: Remedy | None = None
 
 
 def _not_probed(check: Check, machine: HardwareSnapshot, probe: str) -> Finding:
-    problem = machine.problem(probe) or "not recorded"
-    longer = Remedy("Give it more time:", (f"miractl doctor --timeout 60 {check.id}",))
+    problem = machine.problem(probe)
+    if problem is None:
+        return unknown("not measured" if probe in MEASURED else f"the {probe} probe has no record")
+    command = f"miractl doctor {MEASURED.get(probe, '')}--timeout 60 {check.id}"
+    longer = Remedy("Give it more time:", (command,))
     is_late = problem.startswith("no answer within")
     return unknown(f"the {probe} probe failed: {problem}", remedy=longer if is_late else None)
 

@@ -2,7 +2,7 @@
 
 from miractl.doctor.check import Check, Finding, Remedy, Status, Subject, ok, skip, unknown
 from miractl.doctor.software import torch_install, version_pair
-from miractl.probe.facts import Nvml
+from miractl.probe.devices import Nvml
 
 # The oldest driver branch for each CUDA major version, and its successors run it too.
 DRIVER_FLOORS = {13: 580, 12: 525, 11: 450}

@@ -1,5 +1,7 @@
 """Checks of each GPU: memory, sharing and clocks."""
 
+from collections.abc import Iterator
+
 from miractl.doctor.check import (
     Check,
     Finding,
@@ -11,8 +13,8 @@ from miractl.doctor.check import (
     skip,
     unknown,
 )
-from miractl.probe.facts import Gpu
-from miractl.probe.visible import visible
+from miractl.probe.devices import Gpu
+from miractl.probe.visible import visible, void_entry
 from miractl.units import format_bytes
 
 NEARLY_FULL = 0.10  # share of memory that is free
@@ -32,15 +34,29 @@ def _reason(gpu: Gpu, field: str) -> str:
     return f"NVML: {gpu.errors.get(field, 'no answer')}"
 
 
+def _count(subject: Subject) -> Finding:
+    gpus, variables = subject.nvml.gpus, subject.software.variables
+    setting, here = variables.get("CUDA_VISIBLE_DEVICES"), len(gpus)
+    shown, void = visible(gpus, variables), void_entry(gpus, variables)
+    set_to = f"CUDA_VISIBLE_DEVICES={setting!r}"
+    if shown == ():
+        why = f": {void!r} is no GPU here" if void else ""
+        text = f"{set_to} hides every GPU{why}: CPU mode"
+        return Finding(Status.WARN, text, "no GPU visible", "1 GPU or more")
+    if void is not None:
+        text = f"{set_to}: {void!r} is no GPU here, and CUDA reads no further"
+        return Finding(Status.WARN, text, void, f"one of {here} GPUs")
+    if setting is None:
+        return ok("one GPU" if here == 1 else f"{here} GPUs, none hidden", str(here))
+    count = len(setting.split(",")) if shown is None else len(shown)
+    return ok(f"{count} of {here} shown by {set_to}", str(count), str(here))
+
+
 def _index(subject: Subject) -> Finding:
     gpus, variables = subject.nvml.gpus, subject.software.variables
     shown = visible(gpus, variables)
     if shown == ():
-        text = (
-            f"CUDA_VISIBLE_DEVICES={variables['CUDA_VISIBLE_DEVICES']!r} hides every GPU: CPU mode"
-        )
-        remedy = Remedy("Unless that is meant:", ("unset CUDA_VISIBLE_DEVICES",))
-        return Finding(Status.WARN, text, "no GPU visible", "1 GPU or more", remedy)
+        return skip("CUDA shows no GPU: see gpu.count")
     if shown is None and len({gpu.name for gpu in gpus}) > 1:
         text = "CUDA_VISIBLE_DEVICES counts unlike GPUs, and CUDA's order need not be NVML's"
         return Finding(Status.WARN, text, variables["CUDA_VISIBLE_DEVICES"], "UUIDs or PCI order")
@@ -52,6 +68,16 @@ def _index(subject: Subject) -> Finding:
 def _instances(gpu: Gpu) -> str:
     sizes = [format_bytes(i.memory.total) if i.memory else "n/a" for i in gpu.mig_instances]
     return ", ".join(sizes) or "none created"
+
+
+def _users(gpu: Gpu) -> Iterator[str]:
+    """Who else is there: `2 compute processes`, `1 graphics process (310 MiB)`."""
+    for kind, count in (("compute", gpu.processes), ("graphics", len(gpu.graphics or ()))):
+        if count:
+            sizes = gpu.graphics if kind == "graphics" and gpu.graphics else (None,)
+            known = [size for size in sizes if size is not None]
+            held = f" ({format_bytes(sum(known))})" if len(known) == len(sizes) else ""
+            yield f"{count} {kind} process{'es' if count > 1 else ''}{held}"
 
 
 def _memory(subject: Subject, gpu: Gpu) -> Finding:
@@ -66,12 +92,7 @@ def _memory(subject: Subject, gpu: Gpu) -> Finding:
             return skip("unified memory: see host.ram")
         return unknown(f"memory is n/a ({_reason(gpu, 'memory')})")
     free, total = format_bytes(gpu.memory.free), format_bytes(gpu.memory.total)
-    others = (
-        ""
-        if not gpu.processes
-        else f", {gpu.processes} compute process" + ("es" if gpu.processes > 1 else "")
-    )
-    text = f"{free} free of {total}{others}"
+    text = ", ".join([f"{free} free of {total}", *_users(gpu)])
     if gpu.memory.free < NEARLY_FULL * gpu.memory.total:
         return Finding(
             Status.WARN, f"nearly full: {text}", free, f"more than {NEARLY_FULL:.0%} free"
@@ -129,6 +150,18 @@ def _clock(subject: Subject, gpu: Gpu) -> Finding:
 _NEEDS = ("driver.nvml",)
 CHECKS = (
     Check(
+        id="gpu.count",
+        title="how many GPUs CUDA shows",
+        category="gpu",
+        severity="warning",
+        needs=_NEEDS,
+        run=_count,
+        about="CUDA_VISIBLE_DEVICES can hide GPUs. An entry that names none is no error: CUDA "
+        "silently stops there and shows only those before it, perhaps nothing.",
+        source="CUDA programming guide, environment variables",
+        remedy=Remedy("Unless that is meant:", ("unset CUDA_VISIBLE_DEVICES",)),
+    ),
+    Check(
         id="gpu.index",
         title="which GPU is which",
         category="gpu",
@@ -148,7 +181,8 @@ CHECKS = (
         severity="failure",
         needs=_NEEDS,
         run=each_gpu(_memory),
-        about="Free and total memory of the device. Less than a tenth free is a warning. Memory "
+        about="Free and total memory of the device, and who else is there, a desktop included. "
+        "Less than a tenth free is a warning. Memory "
         "that the host and the GPU share is not counted here; a card that is lost is a failure.",
         source="nvml.h, nvmlDeviceGetMemoryInfo_v2",
         remedy=Remedy("See who holds it:", ("nvidia-smi",)),

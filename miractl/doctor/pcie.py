@@ -4,12 +4,11 @@ NVML's maximum is limited by the slot, sysfs's is the card's own: only both toge
 that is too narrow. An idle link slows down, so a low value says nothing before there is load.
 """
 
-from dataclasses import replace
-
 from miractl.doctor.check import (
     Check,
     Finding,
     Judge,
+    Option,
     Remedy,
     Status,
     Subject,
@@ -19,7 +18,8 @@ from miractl.doctor.check import (
     unknown,
 )
 from miractl.doctor.gpu import is_idle
-from miractl.probe.facts import Gpu, GpuLink, PciPort
+from miractl.doctor.link import FIELDS, at_present, is_virtual, link_load, ports_of, slowest
+from miractl.probe.devices import Gpu, PciPort
 from miractl.probe.pci import link_rate
 from miractl.units import format_rate
 
@@ -37,64 +37,54 @@ def _not_pcie(gpu: Gpu) -> Finding | None:
     return None
 
 
-def _ports(subject: Subject, gpu: Gpu) -> tuple[PciPort, ...]:
-    card = subject.machine.card(gpu)
-    return () if card is None else card.ports
+def _unless_now(when: str) -> str:
+    return "" if when == "now" else f" {when}"
 
 
-def _link(subject: Subject, gpu: Gpu) -> GpuLink:
-    """The card's link: NVML's words, and sysfs's where NVML has none."""
-    link, ports = gpu.link, _ports(subject, gpu)
-    if not ports:
-        return link
-    return replace(
-        link,
-        generation=link.generation or ports[0].generation,
-        width=link.width or ports[0].width,
-    )
+def _measure(id_: str) -> Remedy:
+    return Remedy("Measure it while copying:", (f"miractl doctor --load {id_}",))
 
 
 def _generation(subject: Subject, gpu: Gpu) -> Finding:
-    link = _link(subject, gpu)
-    now, possible = link.generation, link.max_generation
+    (now, when), possible = at_present(subject, gpu, "generation"), gpu.link.max_generation
     if now is None or possible is None:
         return unknown("the link's generation is n/a")
     if now >= possible:
-        return ok(f"Gen{now}, as fast as card and slot allow", f"Gen{now}", f"Gen{possible}")
+        text = f"Gen{now}{_unless_now(when)}, as fast as card and slot allow"
+        return ok(text, f"Gen{now}", f"Gen{possible}")
     idle = is_idle(gpu)
-    text = f"Gen{now} now, Gen{possible} possible"
-    if idle is False:
-        return Finding(Status.WARN, f"{text}, under load", f"Gen{now}", f"Gen{possible}")
+    text = f"Gen{now} {when}, Gen{possible} possible"
+    if when != "now" or idle is False:
+        text += ", under load" if when == "now" else ""
+        return Finding(Status.WARN, text, f"Gen{now}", f"Gen{possible}")
     state = f" (P{gpu.performance_state})" if gpu.performance_state is not None else ""
     why = f"the GPU is idle{state}" if idle else "whether the GPU is idle is not known"
-    again = Remedy("Ask again while the server answers a request:", ("miractl doctor pcie.gen",))
-    return unknown(f"{text}; {why}, so this says nothing yet", f"Gen{now}", again)
+    text += f"; {why}, so this says nothing yet"
+    return unknown(text, f"Gen{now}", _measure("pcie.gen"))
 
 
 def _width(subject: Subject, gpu: Gpu) -> Finding:
-    link = _link(subject, gpu)
-    now, possible = link.width, link.max_width
+    (now, when), possible = at_present(subject, gpu, "width"), gpu.link.max_width
     if now is None or possible is None:
         return unknown("the link's width is n/a")
     if now >= possible:
-        return ok(f"x{now}, as wide as card and slot allow", f"x{now}", f"x{possible}")
-    text = f"x{now} now, x{possible} possible"
-    asleep = link.generation is None or link.generation < (link.max_generation or 0)
-    if is_idle(gpu) is not False and asleep:
-        again = Remedy(
-            "Ask again while the server answers a request:", ("miractl doctor pcie.width",)
-        )
-        return unknown(
-            f"{text}; the link may be asleep, so this says nothing yet", f"x{now}", again
-        )
-    rates = (format_rate(link_rate(link.max_generation, lanes)) for lanes in (now, possible))
-    text += ", and the link is awake: {} instead of {}".format(*rates)
+        text = f"x{now}{_unless_now(when)}, as wide as card and slot allow"
+        return ok(text, f"x{now}", f"x{possible}")
+    text = f"x{now} {when}, x{possible} possible"
+    generation, best = at_present(subject, gpu, "generation")[0], gpu.link.max_generation
+    asleep = generation is None or generation < (best or 0)
+    if when == "now" and is_idle(gpu) is not False and asleep:
+        text += "; the link may be asleep, so this says nothing yet"
+        return unknown(text, f"x{now}", _measure("pcie.width"))
+    rates = (format_rate(link_rate(best, lanes)) for lanes in (now, possible))
+    text += ", and the link is awake" if when == "now" else ""
+    text += ": {} instead of {}".format(*rates)
     return Finding(Status.WARN, text, f"x{now}", f"x{possible}")
 
 
 def _card_can(subject: Subject, gpu: Gpu) -> tuple[int | None, int | None]:
     """Generation and lanes of the card alone: its own register, NVML, or the profile's word."""
-    ports, profile = _ports(subject, gpu), subject.profile
+    ports, profile = ports_of(subject, gpu), subject.profile
     generation = (ports[0].max_generation if ports else None) or gpu.link.card_max_generation
     width = ports[0].max_width if ports else None
     if profile and profile.hardware.matches(gpu.name or ""):
@@ -103,22 +93,10 @@ def _card_can(subject: Subject, gpu: Gpu) -> tuple[int | None, int | None]:
     return generation, width
 
 
-def _is_virtual(gpu: Gpu, ports: tuple[PciPort, ...]) -> bool:
-    """Whether the ports above the card are a hypervisor's invention.
-
-    Seen by its mode, or by a port that is slower on paper than the link it shares with the card.
-    """
-    if gpu.virtualization == "passthrough":
-        return True
-    now = link_rate(gpu.link.generation, gpu.link.width)
-    rated = [link_rate(port.max_generation, port.max_width) for port in ports[1:2]]
-    return any(now is not None and rate is not None and rate < now for rate in rated)
-
-
 def _slot_gives(subject: Subject, gpu: Gpu) -> tuple[int | None, int | None]:
     """Generation and lanes that card and slot can do together."""
-    ports = _ports(subject, gpu)
-    slot = () if _is_virtual(gpu, ports) else ports[1:2]
+    ports = ports_of(subject, gpu)
+    slot = () if is_virtual(subject, gpu) else ports[1:2]
     generations = [gpu.link.max_generation, *(port.max_generation for port in slot)]
     widths = [gpu.link.max_width, *(port.max_width for port in slot)]
     return min(filter(None, generations), default=None), min(filter(None, widths), default=None)
@@ -147,41 +125,30 @@ def _slot(subject: Subject, gpu: Gpu) -> Finding:
     return Finding(Status.WARN, text, observed, expected)
 
 
-def _slowest(ports: tuple[PciPort, ...], now: bool) -> tuple[float, PciPort] | None:
-    """The port with the least rate, at this moment or at best; None when none tells."""
-    rated = [
-        (rate, port)
-        for port in ports
-        if (
-            rate := link_rate(port.generation, port.width)
-            if now
-            else link_rate(port.max_generation, port.max_width)
-        )
-        is not None
-    ]
-    return min(rated, key=lambda pair: pair[0], default=None)
-
-
 def _upstream(subject: Subject, gpu: Gpu) -> Finding:
-    ports = _ports(subject, gpu)
+    ports = ports_of(subject, gpu)
     if not ports:
         return unknown("sysfs shows no way from the card to the root")
-    if _is_virtual(gpu, ports):
+    if is_virtual(subject, gpu):
         return unknown("the bridges above are a hypervisor's: the real ones cannot be seen")
     above = ports[2:]
     if not above:
         return ok("the card sits at the root port, nothing in between")
-    reach, best = link_rate(*_slot_gives(subject, gpu)), _slowest(above, now=False)
+    reach, best = link_rate(*_slot_gives(subject, gpu)), slowest(above, now=False)
     if reach is None or best is None:
         return unknown(f"{len(above)} ports above the slot, none tells its rate")
     if best[0] < reach:
         return _bottleneck(best, reach, "at best")
-    current, link = _slowest(above, now=True), _link(subject, gpu)
+    current = slowest(above, now=True)
     if current is not None and current[0] < reach:
-        awake = is_idle(gpu) is False or link_rate(link.generation, link.width) == reach
-        if awake:
-            return _bottleneck(current, reach, "now")
-        return unknown(f"{current[1].address} is at {format_rate(current[0])} now, maybe asleep")
+        load = link_load(subject, gpu)
+        copying = load is not None and bool(load.ports)
+        generation, width = (at_present(subject, gpu, field)[0] for field in FIELDS)
+        awake = is_idle(gpu) is False or link_rate(generation, width) == reach
+        if copying or awake:
+            return _bottleneck(current, reach, "while copying" if copying else "now")
+        text = f"{current[1].address} is at {format_rate(current[0])} now, maybe asleep"
+        return unknown(text, remedy=_measure("pcie.upstream"))
     return ok(
         f"{len(above)} ports above the slot, none slower than it", expected=format_rate(reach)
     )
@@ -194,7 +161,17 @@ def _bottleneck(slow: tuple[float, PciPort], reach: float, when: str) -> Finding
     return Finding(Status.WARN, text, format_rate(rate), format_rate(reach))
 
 
-def _check(id_: str, title: str, judge: Judge, about: str, source: str, remedy: Remedy) -> Check:
+def link_check(
+    id_: str,
+    title: str,
+    judge: Judge,
+    about: str,
+    source: str,
+    remedy: Remedy,
+    only_with: Option | None = None,
+) -> Check:
+    """A check of every card's link, skipped where the way to the host is none."""
+
     def guarded(subject: Subject, gpu: Gpu) -> Finding:
         return _not_pcie(gpu) or judge(subject, gpu)
 
@@ -208,23 +185,25 @@ def _check(id_: str, title: str, judge: Judge, about: str, source: str, remedy: 
         about=about,
         source=source,
         remedy=remedy,
+        only_with=only_with,
     )
 
 
 CHECKS = (
-    _check(
+    link_check(
         "pcie.gen",
         "speed of the link",
         _generation,
         "The generation now against the best that card and slot can do. An idle GPU lowers it to "
-        "save power, which is unknown and no fault; under load it is a warning.",
+        "save power, which is unknown and no fault; under load, as `--load` makes it, it is a "
+        "warning.",
         "nvidia-smi manual, PCIe Generation; nvml.h, nvmlDeviceGetCurrPcieLinkGeneration",
         Remedy(
             "Look for power saving in the firmware (ASPM) and for link errors:",
             ("sudo dmesg | grep -i aer", "nvidia-smi -q -d PERFORMANCE"),
         ),
     ),
-    _check(
+    link_check(
         "pcie.width",
         "lanes of the link",
         _width,
@@ -237,7 +216,7 @@ CHECKS = (
             (_GENTLE,),
         ),
     ),
-    _check(
+    link_check(
         "pcie.slot",
         "what the slot gives the card",
         _slot,
@@ -250,7 +229,7 @@ CHECKS = (
             (_GENTLE, "miractl serve --no-prefetch"),
         ),
     ),
-    _check(
+    link_check(
         "pcie.upstream",
         "ports above the slot",
         _upstream,

@@ -2,7 +2,20 @@
 
 from collections.abc import Collection, Sequence
 
-from miractl.doctor import driver, gpu, host, pcie, service, software
+from miractl.doctor import (
+    cpu,
+    disk,
+    driver,
+    gpu,
+    health,
+    host,
+    model,
+    pcie,
+    pinned,
+    service,
+    software,
+    traffic,
+)
 from miractl.doctor.check import Check
 from miractl.errors import UsageError
 from miractl.suggest import nearest
@@ -11,8 +24,14 @@ CHECKS: tuple[Check, ...] = (
     *software.CHECKS,
     *driver.CHECKS,
     *gpu.CHECKS,
+    *health.CHECKS,
     *pcie.CHECKS,
+    *traffic.CHECKS,
     *host.CHECKS,
+    *pinned.CHECKS,
+    *cpu.CHECKS,
+    *disk.CHECKS,
+    *model.CHECKS,
     *service.CHECKS,
 )
 _BY_ID = {check.id: check for check in CHECKS}

@@ -1,6 +1,17 @@
-"""Checks against what the user names: a profile, a running server."""
+"""Checks of what the user sets and names: configuration, profile, port, running server."""
 
 from miractl.doctor.check import Check, Finding, Remedy, Status, Subject, ok, skip, unknown
+
+
+def _configuration(subject: Subject) -> Finding:
+    configuration = subject.configuration
+    if configuration is None:
+        return skip("not read")
+    if configuration.error:
+        remedy = Remedy("Correct it, then see what holds:", ("miractl config show --origin",))
+        return Finding(Status.FAIL, configuration.error, "an error", "none", remedy)
+    file = configuration.file or "no configuration file"
+    return ok(f"{file}; profile {configuration.profile} ({configuration.origin})")
 
 
 def _profile(subject: Subject) -> Finding:
@@ -29,6 +40,19 @@ def _better(subject: Subject, gpu: str | None) -> Remedy:
     return Remedy("A profile that fits better:", (f"miractl serve --profile {name}",))
 
 
+def _port(subject: Subject) -> Finding:
+    port = subject.port
+    if port is None:
+        return skip("no port given")
+    if port.error is None:
+        return ok(f"port {port.port} is free", "free", "free")
+    text = f"port {port.port} cannot be had: {port.error}"
+    if port.free is None:
+        return Finding(Status.FAIL, text, port.error, "free")
+    remedy = Remedy("Take another one:", (f"miractl serve --port {port.free}",))
+    return Finding(Status.FAIL, text, port.error, "free", remedy)
+
+
 def _server(subject: Subject) -> Finding:
     server = subject.server
     if server is None:
@@ -46,6 +70,18 @@ def _server(subject: Subject) -> Finding:
 
 CHECKS = (
     Check(
+        id="config.keys",
+        title="the settings parse",
+        category="config",
+        severity="failure",
+        run=_configuration,
+        about="The configuration file, the variables MIRACTL_* and the profile that they choose "
+        "are read as `serve` reads them. An unknown key or a value out of range is a failure, "
+        "told with its line and the nearest key that there is.",
+        source="`miractl config show --origin`",
+        remedy=Remedy("Correct it."),
+    ),
+    Check(
         id="profile.match",
         title="the profile fits the GPU",
         category="profile",
@@ -56,6 +92,18 @@ CHECKS = (
         "another GPU still works; its values were chosen for other memory and another link.",
         source="the profile's `hardware` section",
         remedy=Remedy("See what there is:", ("miractl profiles list",)),
+    ),
+    Check(
+        id="server.port",
+        title="the port is free",
+        category="server",
+        severity="failure",
+        run=_port,
+        only_with="port",
+        about="Whether a server could listen on 127.0.0.1 at the port given with --port. It is "
+        "taken for a moment, and given back.",
+        source="bind(2)",
+        remedy=Remedy("See who has it:", ("ss -ltnp",)),
     ),
     Check(
         id="server.health",

@@ -20,11 +20,15 @@ T = TypeVar("T")
 
 
 def decode(kind: type[T], data: Any) -> T:
-    """JSON's `data` as the dataclass `kind`. Raises ValueError naming the field."""
+    """JSON's `data` as the dataclass `kind`. Raises ValueError, one line that names the field."""
     # pydantic takes a tenth of a second to import, and only files and children need it.
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
-    return TypeAdapter(kind).validate_python(data)
+    try:
+        return TypeAdapter(kind).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def from_json(data: Any) -> HardwareSnapshot:
@@ -35,21 +39,12 @@ def from_json(data: Any) -> HardwareSnapshot:
     return decode(HardwareSnapshot, data)
 
 
-def _reason(error: Exception) -> str:
-    """One line: pydantic's first complaint with its field, or the error's own text."""
-    details = getattr(error, "errors", None)
-    if details is None:
-        return str(error)
-    first = details()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-
-
 def load(path: str) -> HardwareSnapshot:
     """The machine in a file. Raises UsageError with the reason when it is none."""
     try:
         return from_json(json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} is not a recorded machine: {_reason(error)}",
+            f"{path} is not a recorded machine: {error}",
             hint="record one with: miractl env --json > machine.json",
         ) from error

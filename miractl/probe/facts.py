@@ -7,110 +7,9 @@ exist is written as the kernel writes it: "max". Bytes, seconds and shares of 1 
 from dataclasses import dataclass
 from typing import Literal
 
+from miractl.probe.devices import Gpu, LinkLoad, Load, Nvml, PciCard
+
 Limit = int | Literal["max"]
-
-
-@dataclass(frozen=True, slots=True)
-class PciPort:
-    """One device on the way from a card to the root of the PCI tree, and its link."""
-
-    address: str  # 0000:65:00.0
-    generation: int | None  # now; idle links slow down
-    width: int | None  # lanes now
-    max_generation: int | None
-    max_width: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PciCard:
-    """An NVIDIA display or compute device on the bus, driver or not."""
-
-    device: str  # PCI device id, 0x2236
-    numa_node: int | None
-    ports: tuple[PciPort, ...]  # the card first, the root port last
-
-    @property
-    def address(self) -> str:
-        """The card's own PCI address."""
-        return self.ports[0].address
-
-
-@dataclass(frozen=True, slots=True)
-class GpuLink:
-    """The PCIe link as NVML tells it. Its maximum is already limited by the slot."""
-
-    generation: int | None
-    width: int | None
-    max_generation: int | None
-    max_width: int | None
-    card_max_generation: int | None  # the card alone; there is no such call for the width
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Device memory in bytes; reserved belongs to the driver and firmware."""
-
-    total: int
-    used: int
-    free: int
-    reserved: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class MigInstance:
-    """One slice of a card in MIG mode."""
-
-    uuid: str | None
-    memory: MemoryUse | None
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One device as NVML tells it. `errors` names the NVML error of every field that is None."""
-
-    index: int  # NVML's, which need not be CUDA's
-    uuid: str | None
-    name: str | None
-    address: str | None
-    capability: str | None  # compute capability, "8.6"
-    memory: MemoryUse | None
-    link: GpuLink
-    utilization: float | None  # share of time with a kernel running
-    performance_state: int | None  # 0 fastest, 8 and up idle
-    clock_events: tuple[str, ...] | None  # why clocks are what they are
-    mig: bool | None
-    mig_instances: tuple[MigInstance, ...]
-    virtualization: str | None  # none, passthrough, vgpu, host-vgpu, host-vsga
-    addressing: str | None  # none, hmm, ats
-    ecc_uncorrected: int | None  # since the driver was loaded
-    processes: int | None  # compute processes visible from here
-    errors: dict[str, str]
-
-    @property
-    def lost(self) -> bool:
-        """Whether the device no longer answers."""
-        return "GpuIsLost" in self.errors.values()
-
-    @property
-    def shares_host_memory(self) -> bool | None:
-        """Whether the CPU's memory is the GPU's: integrated (no memory of its own), or ATS."""
-        if self.errors.get("memory") == "NotSupported" and not self.mig:
-            return True
-        if self.addressing is not None:
-            return self.addressing == "ats"
-        return False if self.memory is not None or self.mig else None
-
-
-@dataclass(frozen=True, slots=True)
-class Nvml:
-    """What the NVIDIA management library answered. `state` is "ok" or the error of its start."""
-
-    state: str  # ok, LibraryNotFound, DriverNotLoaded, LibRmVersionMismatch, NoPermission, ...
-    message: str | None
-    version: str | None
-    driver: str | None  # 580.65.06
-    cuda: str | None  # the newest CUDA this driver runs, 13.0
-    gpus: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +53,14 @@ class Host:
         left = [group.available for group in self.groups]
         return None if None in left else min([self.available, *(n for n in left if n is not None)])
 
+    @property
+    def pin_budget(self) -> int | None:
+        """Bytes to page-lock at most: half of what can be taken, for the rest must be able to page.
+
+        RLIMIT_MEMLOCK is no part of it: the driver locks pages by itself, not by mlock(2).
+        """
+        return None if self.free is None else self.free // 2
+
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
@@ -194,6 +101,16 @@ class Storage:
     filesystem: str | None
     total: int
     free: int  # for this user
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRate:
+    """Reading from a folder's disk, one reader from start to end."""
+
+    rate: float  # bytes per second
+    size: int  # bytes read
+    direct: bool  # past the page cache; else memory may have answered
+    temporary: bool  # read from a file made for it and removed, else from one that was there
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +162,8 @@ class HardwareSnapshot:
     nvml: Nvml | None
     problems: tuple[ProbeProblem, ...]
     seconds: dict[str, float]  # how long each probe took
+    load: Load | None = None  # None: not measured, as always without being asked
+    disk_rate: DiskRate | None = None  # likewise
 
     def problem(self, probe: str) -> str | None:
         """Why a probe has no answer."""
@@ -253,3 +172,8 @@ class HardwareSnapshot:
     def card(self, gpu: Gpu) -> PciCard | None:
         """The PCI side of a GPU."""
         return next((c for c in self.pci or () if c.address == gpu.address), None)
+
+    def link_load(self, gpu: Gpu) -> LinkLoad | None:
+        """What was measured on the link of a GPU."""
+        links = self.load.links if self.load else ()
+        return next((link for link in links if link.address == gpu.address), None)

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import combinations
 from typing import Any
 
-from miractl.probe.facts import Gpu, GpuLink, MemoryUse, MigInstance, Nvml
+from miractl.probe.devices import Gpu, GpuLink, MemoryUse, MigInstance, Nvml, Peers, RowRemap
 from miractl.probe.machine import Machine
 from miractl.probe.pci import normal_address, valid_generation, valid_width
 
@@ -35,6 +36,11 @@ CLOCK_EVENTS = {
 }
 VIRTUALIZATION = ("none", "passthrough", "vgpu", "host-vgpu", "host-vsga")
 ADDRESSING = ("none", "hmm", "ats")
+P2P = (
+    *("ok", "chipset not supported", "GPU not supported", "topology not supported"),
+    *("disabled in the driver", "not supported", "unknown"),
+)
+P2P_READ = 0
 
 
 def _text(value: Any) -> str:
@@ -59,6 +65,16 @@ def _share(percent: int) -> float:
     return percent / 100
 
 
+def _remap(counts: tuple[int, int, int, int]) -> RowRemap:
+    corrected, uncorrected, pending, failed = map(int, counts)
+    return RowRemap(corrected, uncorrected, bool(pending), bool(failed))
+
+
+def _graphics(processes: Any) -> tuple[int | None, ...]:
+    sizes = (getattr(process, "usedGpuMemory", None) for process in processes)
+    return tuple(None if size is None else int(size) for size in sizes)
+
+
 def _cuda(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
@@ -80,7 +96,10 @@ FIELDS: dict[str, tuple[_Convert, *tuple[str, ...]]] = {
     "virtualization": (VIRTUALIZATION.__getitem__, "nvmlDeviceGetVirtualizationMode"),
     "addressing": (ADDRESSING.__getitem__, "nvmlDeviceGetAddressingMode"),
     "ecc_uncorrected": (int, "nvmlDeviceGetTotalEccErrors"),
+    "remap": (_remap, "nvmlDeviceGetRemappedRows"),
+    "persistence": (bool, "nvmlDeviceGetPersistenceMode"),
     "processes": (len, "nvmlDeviceGetComputeRunningProcesses"),
+    "graphics": (_graphics, "nvmlDeviceGetGraphicsRunningProcesses"),
 }
 LINK_FIELDS: dict[str, tuple[_Convert, str]] = {
     "generation": (valid_generation, "nvmlDeviceGetCurrPcieLinkGeneration"),
@@ -93,7 +112,7 @@ LINK_FIELDS: dict[str, tuple[_Convert, str]] = {
 ARGUMENTS = {"nvmlDeviceGetTotalEccErrors": (1, 0)}
 
 
-class _Reader:
+class Reader:
     """Asks NVML and keeps the reason for what has no answer."""
 
     def __init__(self, nvml: Any) -> None:
@@ -131,7 +150,7 @@ def error_name(error: Exception) -> str:
     return str(error) if name == "NVMLError" else name
 
 
-def _mig_instances(reader: _Reader, handle: Any) -> Iterator[MigInstance]:
+def _mig_instances(reader: Reader, handle: Any) -> Iterator[MigInstance]:
     count = reader.ask("mig_instances", int, ("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0
     for number in range(count):
         with suppress(reader.nvml.NVMLError):  # NotFound: this place holds no instance
@@ -141,7 +160,7 @@ def _mig_instances(reader: _Reader, handle: Any) -> Iterator[MigInstance]:
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
-    reader = _Reader(nvml)
+    reader = Reader(nvml)
     handle = reader.ask("handle", lambda got: got, ("nvmlDeviceGetHandleByIndex", index))
 
     def ask(field: str, convert: _Convert, *names: str) -> Any:
@@ -159,6 +178,17 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     )
 
 
+def _peers(nvml: Any, count: int) -> Iterator[Peers]:
+    for pair in combinations(range(count), 2):
+        reader = Reader(nvml)
+        handles = [
+            reader.ask("handle", lambda got: got, ("nvmlDeviceGetHandleByIndex", index))
+            for index in pair
+        ]
+        call = ("nvmlDeviceGetP2PStatus", *handles, P2P_READ)
+        yield Peers(pair, reader.ask("p2p", P2P.__getitem__, call))
+
+
 def read(nvml: Any) -> Nvml:
     """Start NVML, ask it everything, stop it. A start that fails is an answer, not an error."""
     try:
@@ -166,7 +196,7 @@ def read(nvml: Any) -> Nvml:
     except nvml.NVMLError as error:
         return Nvml(error_name(error), str(error), None, None, None, ())
     try:
-        reader = _Reader(nvml)
+        reader = Reader(nvml)
         count = reader.ask("count", int, ("nvmlDeviceGetCount",))
         return Nvml(
             state="ok" if count is not None else reader.errors["count"],
@@ -176,6 +206,7 @@ def read(nvml: Any) -> Nvml:
             # The first version of this call names some version even without libcuda.
             cuda=reader.ask("cuda", _cuda, ("nvmlSystemGetCudaDriverVersion_v2",)),
             gpus=tuple(_gpu(nvml, index) for index in range(count or 0)),
+            peers=tuple(_peers(nvml, count or 0)),
         )
     finally:
         with suppress(nvml.NVMLError):

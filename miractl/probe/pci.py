@@ -6,7 +6,7 @@ slot, unlike NVML's maximum. Firmware and hypervisors write garbage there; garba
 
 import re
 
-from miractl.probe.facts import PciCard, PciPort
+from miractl.probe.devices import PciCard, PciPort
 from miractl.probe.machine import Machine
 
 DEVICES = "/sys/bus/pci/devices"
@@ -70,7 +70,7 @@ def _port(machine: Machine, folder: str) -> PciPort:
     )
 
 
-def _path(machine: Machine, address: str) -> tuple[PciPort, ...]:
+def path(machine: Machine, address: str) -> tuple[PciPort, ...]:
     """Ports from the card to the root: the resolved folder nests one in the other."""
     folder, ports = machine.realpath(f"{DEVICES}/{address}"), []
     while ADDRESS.fullmatch(folder.rpartition("/")[2]):
@@ -88,7 +88,7 @@ def probe(machine: Machine) -> tuple[PciCard, ...]:
         if machine.line(f"{folder}/vendor") != NVIDIA or not kind.startswith(DISPLAY):
             continue
         node = machine.number(f"{folder}/numa_node")
-        ports = _path(machine, address) or (PciPort(address, None, None, None, None),)
+        ports = path(machine, address) or (PciPort(address, None, None, None, None),)
         device = machine.line(f"{folder}/device") or "unknown"
         cards.append(PciCard(device, None if node is None or node < 0 else node, ports))
     return tuple(cards)

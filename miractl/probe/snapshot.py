@@ -1,17 +1,19 @@
 """Taking a snapshot: all probes at once, each with its own deadline, each failing alone.
 
+Measurements, which are made only on request, come after them and one by one: they would disturb
+what is being probed, and each other.
+
 `MIRACTL_FAKE_HW=file.json` puts a recorded machine in place of this one, everywhere.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from miractl.probe import cpu, host, nvml, pci, software, storage
-from miractl.probe.codec import load
-from miractl.probe.facts import HardwareSnapshot, ProbeProblem
+from miractl.probe import codec, cpu, disk_rate, host, load, nvml, pci, software, storage
+from miractl.probe.facts import HardwareSnapshot, Host, ProbeProblem
 from miractl.probe.machine import Machine
 
 FAKE = "MIRACTL_FAKE_HW"
@@ -28,6 +30,17 @@ class Probe:
     patience: Callable[[Machine], float] = lambda machine: PATIENCE
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What to measure besides probing: seconds of copying or reading each."""
+
+    load: bool = False
+    disk: bool = False
+
+
+NOTHING = Measure()
+
+
 def probes(path: str, patience: float | None) -> tuple[Probe, ...]:
     """All probes; `path` is the folder whose file system matters."""
     return (
@@ -38,6 +51,24 @@ def probes(path: str, patience: float | None) -> tuple[Probe, ...]:
         Probe("storage", lambda machine: storage.probe(machine, path)),
         Probe("software", software.probe),
     )
+
+
+def measurements(
+    wanted: Measure, facts: dict[str, Any], path: str, patience: float | None
+) -> Iterator[Probe]:
+    """What was asked for and has something to measure."""
+    found, memory = facts["nvml"], facts["host"]
+    if wanted.load and found is not None and found.gpus:
+        at_most = memory.pin_budget or 0 if isinstance(memory, Host) else 0
+        yield Probe(
+            "load",
+            lambda machine: load.probe(machine, at_most, patience),
+            lambda machine: load.PATIENCE,
+        )
+    if wanted.disk:
+        yield Probe(
+            "disk_rate", lambda machine: disk_rate.probe(path), lambda machine: disk_rate.PATIENCE
+        )
 
 
 class _Run(threading.Thread):
@@ -70,7 +101,10 @@ class _Run(threading.Thread):
 
 
 def take(
-    machine: Machine | None = None, path: str = ".", patience: float | None = None
+    machine: Machine | None = None,
+    path: str = ".",
+    patience: float | None = None,
+    measure: Measure = NOTHING,
 ) -> HardwareSnapshot:
     """The machine as it is now, or the recorded one.
 
@@ -78,17 +112,23 @@ def take(
         machine: the door to it; this machine by default.
         path: the folder whose file system matters.
         patience: seconds that every probe gets, instead of its own.
+        measure: what to measure too.
 
     Raises UsageError when the recorded machine cannot be read, and for nothing else.
     """
     machine = machine or Machine()
     if recorded := machine.environ.get(FAKE):
-        return load(recorded)
+        return codec.load(recorded)
     runs = [_Run(probe, machine, patience) for probe in probes(path, patience)]
     timestamp = machine.clock()
     for run in runs:
         run.start()
     outcomes = {run.probe.field: run.wait() for run in runs}
+    known = {field: answer for field, (answer, _, _) in outcomes.items()}
+    for probe in measurements(measure, known, path, patience):
+        run = _Run(probe, machine, patience)
+        run.start()
+        outcomes[probe.field] = run.wait()
     facts = {field: answer for field, (answer, _, _) in outcomes.items()}
     return HardwareSnapshot(
         timestamp=timestamp,

@@ -6,20 +6,41 @@ means the same card for both only under CUDA_DEVICE_ORDER=PCI_BUS_ID, or when th
 
 from collections.abc import Mapping, Sequence
 
-from miractl.probe.facts import Gpu
+from miractl.probe.devices import Gpu
+
+
+def _uuids(gpu: Gpu) -> tuple[str | None, ...]:
+    """The UUIDs of a GPU and of its MIG instances."""
+    return gpu.uuid, *(instance.uuid for instance in gpu.mig_instances)
 
 
 def _by_uuid(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
     """The GPU, or the parent of the MIG instance, whose UUID begins with `entry`."""
-    found = [
-        gpu
-        for gpu in gpus
-        if any(
-            (uuid or "").startswith(entry)
-            for uuid in (gpu.uuid, *(instance.uuid for instance in gpu.mig_instances))
-        )
-    ]
+    if entry.startswith("MIG-GPU-"):  # its older form: MIG-<UUID of the GPU>/instance/instance
+        entry = entry.removeprefix("MIG-").partition("/")[0]
+    found = [gpu for gpu in gpus if any((uuid or "").startswith(entry) for uuid in _uuids(gpu))]
     return found[0] if len(found) == 1 else None
+
+
+def void_entry(gpus: Sequence[Gpu], variables: Mapping[str, str]) -> str | None:
+    """The entry of CUDA_VISIBLE_DEVICES that is no GPU here, at which CUDA stops reading.
+
+    None without such an entry, where the rest is hidden on purpose (by `-1` or nothing), and where
+    the GPUs do not tell enough of themselves.
+    """
+    setting = variables.get("CUDA_VISIBLE_DEVICES", "")
+    for entry in (part.strip() for part in setting.split(",")):
+        if entry in ("", "-1"):
+            return None
+        if entry.isdigit():
+            if int(entry) >= len(gpus) and not any(gpu.mig for gpu in gpus):
+                return entry
+        elif not entry.startswith(("GPU-", "MIG-")):
+            return entry
+        elif _by_uuid(gpus, entry) is None:
+            certain = all(None not in _uuids(gpu) for gpu in gpus)
+            return entry if certain else None
+    return None
 
 
 def visible(gpus: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...] | None:

@@ -1,22 +1,23 @@
 """What machines for tests are made of: a plain server, and words to change it with."""
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
-from miractl.probe.facts import (
-    Cpu,
+from miractl.probe.devices import (
     Gpu,
     GpuLink,
-    HardwareSnapshot,
-    Host,
+    LinkLoad,
+    Load,
     MemoryUse,
     Nvml,
     PciCard,
     PciPort,
-    Software,
-    Storage,
-    Torch,
+    Peers,
+    PinTrial,
+    RowRemap,
 )
+from miractl.probe.facts import Cpu, HardwareSnapshot, Host, Software, Storage, Torch
 
 MIB, GIB = 2**20, 2**30
 LINK_FIELDS = ("generation", "width", "max_generation", "max_width", "card_max_generation")
@@ -96,7 +97,10 @@ def gpu(name: str, memory_mib: int | None, generation: int, /, **changes: Any) -
         virtualization="none",
         addressing="none",
         ecc_uncorrected=0,
+        remap=RowRemap(0, 0, pending=False, failed=False),
+        persistence=True,
         processes=0,
+        graphics=(),
         errors={"mig": "NotSupported"},
     )
     return replace(base, **changes)
@@ -130,9 +134,23 @@ def card(generation: int, now: int, width: int, slot: int, node: int | None = 0)
     )
 
 
-def driver(*gpus: Gpu, version: str = "580.95.05", cuda: str = "13.0") -> Nvml:
+def driver(*gpus: Gpu, version: str = "580.95.05", cuda: str = "13.0", p2p: str = "ok") -> Nvml:
     """A driver that works."""
-    return Nvml("ok", None, f"13.{version}", version, cuda, gpus)
+    peers = tuple(Peers((a.index, b.index), p2p) for a, b in combinations(gpus, 2))
+    return Nvml("ok", None, f"13.{version}", version, cuda, gpus, peers)
+
+
+def load(
+    ports: tuple[PciPort, ...], rate: float, *, replays: int = 0, refused: int | None = None
+) -> Load:
+    """Copies over a link that is wide awake; page-locking `refused` bytes fails."""
+    sizes = (64 * MIB, 256 * MIB, GIB)
+    pins = [PinTrial(size, None) for size in sizes if refused is None or size < refused]
+    if refused is not None:
+        pins.append(PinTrial(refused, "CUDA_ERROR_OUT_OF_MEMORY in cuMemHostAlloc"))
+    generation, width = (ports[0].generation, ports[0].width) if ports else (4, 16)
+    copied = LinkLoad("0000:65:00.0", rate, generation, width, replays, ports, None)
+    return Load((copied,), tuple(pins))
 
 
 def broken(state: str, message: str) -> Nvml:

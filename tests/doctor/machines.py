@@ -22,26 +22,20 @@ from machine_parts import (
     gpu,
     lacking,
     link,
+    load,
     machine,
 )
 
 from miractl.doctor.check import Status, Subject, examine
 from miractl.doctor.registry import CHECKS, choose
 from miractl.probe import codec
-from miractl.probe.facts import (
-    HardwareSnapshot,
-    MemoryGroup,
-    MemoryUse,
-    MigInstance,
-    PciCard,
-    PciPort,
-    ProbeProblem,
-    Torch,
-)
+from miractl.probe.devices import MemoryUse, MigInstance, PciCard, PciPort, RowRemap
+from miractl.probe.facts import DiskRate, HardwareSnapshot, MemoryGroup, ProbeProblem, Torch
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "hw"
 
 A10 = gpu("NVIDIA A10", 23028, 4)
+AWAKE_X8 = card(4, 4, 8, 8).ports
 BUSY = {
     "utilization": 0.97,
     "performance_state": 0,
@@ -70,6 +64,13 @@ SWITCHED = PciCard(
         PciPort("0000:62:00.0", 4, 8, 4, 16),
     ),
 )
+T4 = gpu(
+    "Tesla T4",
+    15360,
+    3,
+    capability="7.5",
+    **lacking("NotSupported", "remap", mig="NotSupported"),
+)
 H100 = gpu("NVIDIA H100 PCIe", 81559, 5, capability="9.0", mig=False, errors={})
 
 MACHINES: dict[str, HardwareSnapshot] = {
@@ -88,6 +89,36 @@ MACHINES: dict[str, HardwareSnapshot] = {
         driver(replace(A10, clock_events=("gpu_idle", "hw_slowdown", "hw_thermal"))),
         card(4, 4, 16, 16),
     ),
+    "a10-x8-load": machine(
+        driver(replace(A10, **link(1, 8, 4, 8))), card(4, 1, 8, 8), load=load(AWAKE_X8, 13.1e9)
+    ),
+    "a10-sick": machine(
+        driver(
+            replace(
+                A10,
+                **link(1, 16, 4, 16),
+                ecc_uncorrected=2,
+                remap=RowRemap(1, 2, pending=True, failed=False),
+                persistence=False,
+            )
+        ),
+        card(4, 1, 16, 16),
+        load=load(card(4, 3, 16, 16).ports, 6.4e9, replays=17),
+    ),
+    "rtx3090-desktop": machine(
+        driver(
+            gpu(
+                "NVIDIA GeForce RTX 3090",
+                24576,
+                4,
+                persistence=False,
+                graphics=(310 * MIB, 96 * MIB),
+                **lacking("NotSupported", "ecc_uncorrected", "remap", mig="NotSupported"),
+            )
+        ),
+        card(4, 4, 16, 16),
+        disk_rate=DiskRate(2.9e9, 256 * MIB, direct=True, temporary=False),
+    ),
     "a100-40g": machine(
         driver(gpu("NVIDIA A100-PCIE-40GB", 40960, 4, capability="8.0", mig=False, errors={})),
         card(4, 4, 16, 16),
@@ -103,14 +134,14 @@ MACHINES: dict[str, HardwareSnapshot] = {
                 4,
                 capability="8.9",
                 **link(1, 16, 4, 16),
-                **lacking("NotSupported", "ecc_uncorrected", mig="NotSupported"),
+                **lacking("NotSupported", "ecc_uncorrected", "remap", mig="NotSupported"),
             )
         ),
         card(4, 1, 16, 16),
         cpu=replace(CPU, driver="intel_pstate", governor="powersave"),
     ),
     "t4": machine(
-        driver(gpu("Tesla T4", 15360, 3, capability="7.5")),
+        driver(T4),
         card(3, 3, 16, 16),
         software=replace(
             SOFTWARE, packages={**SOFTWARE.packages, "pynvml": "13.0.1", "transformers": "4.57.0"}
@@ -118,7 +149,7 @@ MACHINES: dict[str, HardwareSnapshot] = {
     ),
     "two-cards": machine(
         driver(
-            gpu("Tesla T4", 15360, 3, capability="7.5"),
+            T4,
             gpu(
                 "NVIDIA GeForce RTX 4090",
                 24564,
@@ -128,6 +159,7 @@ MACHINES: dict[str, HardwareSnapshot] = {
                 address="0000:b1:00.0",
                 capability="8.9",
             ),
+            p2p="GPU not supported",
         ),
         card(3, 3, 16, 16),
         OTHER_CARD,
@@ -155,7 +187,7 @@ MACHINES: dict[str, HardwareSnapshot] = {
                 12288,
                 4,
                 virtualization="vgpu",
-                **lacking("NotSupported", "link", "ecc_uncorrected", mig="NotSupported"),
+                **lacking("NotSupported", "link", "ecc_uncorrected", "remap", mig="NotSupported"),
             )
         ),
         card(4, 4, 16, 16, node=None),
@@ -176,7 +208,10 @@ MACHINES: dict[str, HardwareSnapshot] = {
                 24564,
                 4,
                 **lacking(
-                    "NotSupported", "utilization", "processes", "addressing", mig="NotSupported"
+                    "NotSupported",
+                    *("utilization", "processes", "graphics", "persistence", "addressing"),
+                    *("ecc_uncorrected", "remap"),
+                    mig="NotSupported",
                 ),
             )
         ),
@@ -184,6 +219,14 @@ MACHINES: dict[str, HardwareSnapshot] = {
             SOFTWARE, wsl=True, kernel="6.6.87.2-microsoft-standard-WSL2", kernel_driver=None
         ),
         cpu=replace(CPU, driver=None, governor=None, max_hz=None, hardware_max_hz=None),
+    ),
+    "wsl2-load": machine(
+        driver(gpu("NVIDIA GeForce RTX 4090", 24564, 4)),
+        software=replace(
+            SOFTWARE, wsl=True, kernel="6.6.87.2-microsoft-standard-WSL2", kernel_driver=None
+        ),
+        cpu=replace(CPU, driver=None, governor=None, max_hz=None, hardware_max_hz=None),
+        load=load((), 24.6e9, refused=256 * MIB),
     ),
     "gb10": machine(
         driver(
@@ -193,7 +236,7 @@ MACHINES: dict[str, HardwareSnapshot] = {
                 5,
                 capability="12.1",
                 addressing="ats",
-                **lacking("NotSupported", "memory", "ecc_uncorrected", mig="NotSupported"),
+                **lacking("NotSupported", "memory", "ecc_uncorrected", "remap", mig="NotSupported"),
             )
         ),
         card(5, 1, 1, 16),
@@ -226,6 +269,7 @@ MACHINES: dict[str, HardwareSnapshot] = {
                     "NotSupported",
                     *("memory", "link", "utilization", "performance_state", "clock_events"),
                     *("virtualization", "addressing", "ecc_uncorrected", "processes", "address"),
+                    *("remap", "persistence", "graphics"),
                     mig="NotSupported",
                 ),
             ),
@@ -265,7 +309,7 @@ MACHINES: dict[str, HardwareSnapshot] = {
                     "GpuIsLost",
                     *("uuid", "name", "address", "capability", "memory", "link", "utilization"),
                     *("performance_state", "clock_events", "mig", "virtualization", "addressing"),
-                    *("ecc_uncorrected", "processes"),
+                    *("ecc_uncorrected", "processes", "remap", "persistence", "graphics"),
                 ),
             )
         ),
@@ -298,6 +342,12 @@ def text(snapshot: HardwareSnapshot) -> str:
     return json.dumps(codec.to_json(snapshot), indent=1) + "\n"
 
 
+def measured(snapshot: HardwareSnapshot) -> list[str]:
+    """The options by which a machine's measurements were made."""
+    made = {"load": snapshot.load, "disk": snapshot.disk_rate}
+    return [option for option, found in made.items() if found is not None]
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "machines.md"
 _INTRO = """\
 # Machines
@@ -320,7 +370,7 @@ def page() -> str:
     """The table of all machines and their verdicts."""
     rows = []
     for name, snapshot in MACHINES.items():
-        results = examine(Subject(snapshot), choose((), ()), CHECKS)
+        results = examine(Subject(snapshot), choose((), measured(snapshot)), CHECKS)
         told = [
             f"**{r.finding.status}** `{r.check.id}`: {r.finding.text}"
             for r in results

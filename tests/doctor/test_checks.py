@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from machine_parts import CPU, SOFTWARE, card, driver, link, machine
 from machines import A10, MACHINES
 
-from miractl.doctor.check import Check, Finding, Remedy, Status, Subject, examine, ok
+from miractl.doctor.check import Check, Finding, Option, Remedy, Status, Subject, examine, ok
 from miractl.doctor.docs import checks_page
 from miractl.doctor.registry import CHECKS, choose
 from miractl.doctor.report import Report, docs_anchor
 from miractl.errors import UsageError
-from miractl.probe.facts import HardwareSnapshot, PciCard, PciPort
+from miractl.probe.devices import PciCard, PciPort
+from miractl.probe.facts import HardwareSnapshot
 from miractl.probe.server import ServerAnswer
 from miractl.profiles import list_profiles, load_profile
 
@@ -104,7 +106,7 @@ def test_choice() -> None:
         "gpu.mig",
         "py.version",
     ]
-    everything = {check.id for check in choose((), ("profile", "server"))}
+    everything = {check.id for check in choose((), get_args(Option))}
     assert everything == set(BY_ID)
     with pytest.raises(UsageError, match=r"did you mean 'pcie\.width'"):
         choose(("pcie.wdth",), ())
@@ -213,16 +215,23 @@ def test_variables_that_hurt(value: str | None, verdict: str) -> None:
     assert find("env.bad-vars", examined).status == verdict
 
 
-def test_a_profile_for_another_gpu_names_the_better_one() -> None:
+@pytest.mark.parametrize(
+    ("machine_name", "better"),
+    [
+        *(("a100-40g", "a100"), ("h100", "h100"), ("h200", "h200"), ("t4", "t4")),
+        *(("l40s-switch", "l40s"), ("rtx3090-desktop", "rtx3090"), ("gh200", "default")),
+        ("no-gpu", None),
+    ],
+)
+def test_a_profile_for_another_gpu_names_the_better_one(
+    machine_name: str, better: str | None
+) -> None:
     profiles = tuple(map(load_profile, list_profiles()))
-    (result,) = examine(
-        Subject(MACHINES["a100-40g"], load_profile("a10"), profiles),
-        [BY_ID["profile.match"]],
-        CHECKS,
-    )
+    subject = Subject(MACHINES[machine_name], load_profile("a10"), profiles)
+    (result,) = examine(subject, [BY_ID["profile.match"]], CHECKS)
     assert result.finding.status is Status.WARN
     assert result.remedy is not None
-    assert result.remedy.commands == ("miractl serve --profile a100",)
+    assert result.remedy.commands == (f"miractl serve --profile {better or 'cpu'}",)
 
 
 @pytest.mark.parametrize(

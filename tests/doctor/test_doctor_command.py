@@ -16,7 +16,6 @@ from click.testing import Result
 from machine_parts import SOFTWARE
 from machines import FOLDER, MACHINES
 
-from miractl.cli.env import command as env_command
 from miractl.doctor.bugreport import Redactor, block
 from miractl.probe import codec
 from miractl.probe.server import ask
@@ -149,19 +148,17 @@ def test_a_failed_probe_is_said_in_the_block() -> None:
     assert "nvml          could not collect: no answer within 5 s" in block(MACHINES["nvml-hangs"])
 
 
-def test_env_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from click.testing import CliRunner
-
+def test_env_command(tmp_path: Path, miractl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     private = replace(SOFTWARE, executable="/home/alice/venv/bin/python")
     file = tmp_path / "machine.json"
     machine = replace(MACHINES["a10-x16"], software=private)
     file.write_text(json.dumps(codec.to_json(machine)))
     monkeypatch.setenv("MIRACTL_FAKE_HW", str(file))
-    text = CliRunner().invoke(env_command, []).stdout
+    text = miractl("env").stdout
     assert "(~/venv/bin/python)" in text
     assert "GPU-redacted-1" in text
     again = tmp_path / "again.json"
-    again.write_text(CliRunner().invoke(env_command, ["--json"]).stdout)
+    again.write_text(miractl("env", "--json").stdout)
     assert codec.load(str(again)).nvml == replace(
         machine.nvml,  # type: ignore[type-var]
         gpus=(replace(machine.nvml.gpus[0], uuid="GPU-redacted-1"),),  # type: ignore[union-attr]

@@ -120,5 +120,11 @@ A10 = {
     "nvmlDeviceGetVirtualizationMode": 0,
     "nvmlDeviceGetAddressingMode": 0,
     "nvmlDeviceGetTotalEccErrors": 0,
+    "nvmlDeviceGetRemappedRows": (1, 2, 0, 1),
+    "nvmlDeviceGetPersistenceMode": 1,
     "nvmlDeviceGetComputeRunningProcesses": ["one", "two"],
+    "nvmlDeviceGetGraphicsRunningProcesses": [
+        SimpleNamespace(usedGpuMemory=7),
+        SimpleNamespace(usedGpuMemory=None),
+    ],
 }

@@ -51,6 +51,33 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     return SUCCESS;
 }
 
+/* Asked for by address, the card is awake: the copies ask so. */
+int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device) {
+    *device = (void *)2;
+    return strcmp(address, "0000:65:00.0") == 0 ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned *generation) {
+    *generation = device == (void *)2 ? 4 : 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned *generation) {
+    *generation = 4;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *width) {
+    *width = 8;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPcieReplayCounter(void *device, unsigned *count) {
+    static unsigned replays;
+    *count = replays += 3;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetName(void *device, char *text, unsigned size) {
     snprintf(text, size, "NVIDIA A10");
     return SUCCESS;

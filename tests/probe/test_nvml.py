@@ -9,7 +9,7 @@ import pytest
 from fake_machine import A10, FakeNvml, fake_machine, memory
 
 from miractl.probe import nvml
-from miractl.probe.facts import Gpu, GpuLink, MemoryUse, Nvml
+from miractl.probe.devices import Gpu, GpuLink, MemoryUse, Nvml, Peers, RowRemap
 
 
 def read(**answers: Any) -> Nvml:
@@ -32,6 +32,9 @@ def test_all_answers() -> None:
     assert card.clock_events == ("gpu_idle", "hw_thermal")
     assert (card.virtualization, card.addressing) == ("none", "none")
     assert (card.ecc_uncorrected, card.processes) == (0, 2)
+    assert (card.graphics, card.persistence) == ((7, None), True)
+    assert card.remap == RowRemap(1, 2, pending=False, failed=True)
+    assert found.peers == ()
     assert card.errors == {"mig": "NotSupported"}
 
 
@@ -121,6 +124,20 @@ def test_mig_asks_the_instances() -> None:
     assert card.memory is None
     assert [i.memory for i in card.mig_instances] == [MemoryUse(200, 10, 190, 0)]
     assert not card.shares_host_memory
+
+
+def test_pairs_of_cards() -> None:
+    answers = {("0", "1"): 0, ("0", "2"): 2, ("1", "2"): FakeNvml.error("NotSupported")}
+    found = read(
+        nvmlDeviceGetCount=3,
+        nvmlDeviceGetHandleByIndex=str,
+        nvmlDeviceGetP2PStatus=lambda first, second, capability: answers[first, second],
+    )
+    assert found.peers == (
+        Peers((0, 1), "ok"),
+        Peers((0, 2), "GPU not supported"),
+        Peers((1, 2), None),
+    )
 
 
 def test_a_lost_card() -> None:

@@ -4,7 +4,7 @@ import pytest
 from fake_machine import fake_machine
 
 from miractl.probe import pci
-from miractl.probe.facts import PciPort
+from miractl.probe.devices import PciPort
 
 ROOT = "/sys/devices/pci0000:64/0000:64:00.0"
 CARD = f"{ROOT}/0000:65:00.0"

@@ -6,8 +6,8 @@ import pytest
 from fake_machine import A10, FakeNvml
 
 from miractl.probe import nvml
-from miractl.probe.facts import MigInstance
-from miractl.probe.visible import visible
+from miractl.probe.devices import MigInstance
+from miractl.probe.visible import visible, void_entry
 
 CARD = nvml.read(FakeNvml(A10)).gpus[0]
 FIRST = replace(CARD, index=0, uuid="GPU-aaaa1111", address="0000:65:00.0")
@@ -45,3 +45,26 @@ def test_one_card_may_be_counted() -> None:
 
 def test_a_mig_instance_shows_its_card() -> None:
     assert visible((SLICED, SECOND), {"CUDA_VISIBLE_DEVICES": "MIG-cccc"}) == (SLICED,)
+
+
+def test_a_mig_instance_by_its_older_name() -> None:
+    setting = {"CUDA_VISIBLE_DEVICES": "MIG-GPU-aaaa1111/3/0"}
+    assert visible((FIRST, SECOND), setting) == (FIRST,)
+    assert void_entry((FIRST, SECOND), setting) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "void"),
+    [
+        *(("", None), ("-1", None), ("0,-1", None), ("0,1", None), ("GPU-bb", None)),
+        *(("2", "2"), ("0,2,1", "2"), ("GPU-zz,0", "GPU-zz"), ("all", "all"), ("0, 7", "7")),
+    ],
+)
+def test_the_entry_at_which_cuda_stops(setting: str, void: str | None) -> None:
+    assert void_entry(BOTH, {"CUDA_VISIBLE_DEVICES": setting}) == void
+
+
+def test_no_entry_is_void_where_uuids_are_not_known() -> None:
+    nameless = (replace(FIRST, uuid=None), SECOND)
+    assert void_entry(nameless, {"CUDA_VISIBLE_DEVICES": "GPU-zz"}) is None
+    assert void_entry(nameless, {}) is None
