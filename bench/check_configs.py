@@ -51,15 +51,14 @@ def numbers(geometry: Geometry) -> dict[str, Any]:
 
 def check(path: Path, expected: list[dict[str, Any]]) -> tuple[tuple[object, ...], bool]:
     """One row of the table and whether it is right."""
-    name = f"{'real' if path.parent.parent.name == 'real' else 'derived'} {_title(path)}"
+    name = name_of(path)
     try:
         geometry = geometry_of(ModelConfig(path, json.loads(path.read_text(encoding="utf-8"))))
     except MiractlError as error:
         reason = error.message.removeprefix(f"{path}: ")
         return (name, None, None, None, None, None, None, f"refused: {reason}"), True
     found = numbers(geometry)
-    source = NAMES.get(name, name.replace("derived", "default"))
-    rows = [row for row in expected if row["source"].split(" (")[0] == source]
+    rows = [row for row in expected if row["source"].split(" (")[0] == source_of(name)]
     wrong = [
         f"{key} {found[key]} is not {value}"
         for row in rows[:1]
@@ -79,8 +78,16 @@ def check(path: Path, expected: list[dict[str, Any]]) -> tuple[tuple[object, ...
     return row, not wrong
 
 
-def _title(path: Path) -> str:
-    return path.parent.name if path.name == "config.json" else path.name
+def name_of(path: Path) -> str:
+    """`real` or `derived` and the folder, or the file where it stands alone."""
+    alone = path.name != "config.json"
+    folder, own = (path.parent, path.name) if alone else (path.parent.parent, path.parent.name)
+    return f"{folder.name} {own}"
+
+
+def source_of(name: str) -> str:
+    """What size_table.json calls a config."""
+    return NAMES.get(name, name.replace("derived", "default"))
 
 
 def main() -> int:
@@ -96,6 +103,11 @@ def main() -> int:
     agreed = sum(row[-1] == "agrees" for row, _ in results)
     refused = sum(str(row[-1]).startswith("refused") for row, _ in results)
     print(f"\n{len(results)} configs: {agreed} agree with a count, {refused} refused")
+    have = {source_of(name_of(path)) for path in paths}
+    lost = [row["model"] for row in expected if row["source"].split(" (")[0] not in have]
+    print(f"{len(expected) - len(lost)} of {len(expected)} counts compared")
+    if lost:
+        print(f"no config here for: {', '.join(lost)}")
     return 0 if all(right for _, right in results) else 1
 
 

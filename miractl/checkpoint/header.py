@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from miractl.errors import MiractlError
+from miractl.checkpoint.faults import FileFaultError
 
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -39,8 +39,35 @@ class TensorRange:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What one file says that it holds. `end` > `size`: the file is truncated."""
+
+    tensors: dict[str, TensorRange]
+    size: int  # bytes of the file
+    end: int  # bytes that the header needs
+
+    def truncation(self, path: Path) -> FileFaultError | None:
+        """The fault of a file that ends before its last tensor does."""
+        if self.end <= self.size:
+            return None
+        return FileFaultError(
+            "truncated",
+            f"{path.name} ends at byte {self.size:,}, its header needs {self.end:,}",
+            hint="download the file again",
+        )
+
+
 def read_header(path: Path) -> dict[str, TensorRange]:
-    """All tensors of one file. Raises MiractlError that names the file and its fault."""
+    """All tensors of one whole file. Raises MiractlError that names the file and its fault."""
+    header = scan_header(path)
+    if truncation := header.truncation(path):
+        raise truncation
+    return header.tensors
+
+
+def scan_header(path: Path) -> Header:
+    """The header of one file, which may be truncated. Raises FileFaultError for any other fault."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -49,21 +76,27 @@ def read_header(path: Path) -> dict[str, TensorRange]:
             file.seek(_PREFIX)
             raw = file.read(length)
     except OSError as error:
-        raise MiractlError(f"{path}: {error.strerror or error}") from None
-    return _parse(path, raw, size, _PREFIX + length)
+        raise FileFaultError("unreadable", f"{path}: {error.strerror or error}") from None
+    tensors = _parse(path, raw, _PREFIX + length)
+    end = max((t.start + t.nbytes for t in tensors.values()), default=_PREFIX + length)
+    return Header(tensors, size, end)
 
 
 def _header_length(path: Path, start: bytes, size: int) -> int:
     if start.startswith(_LFS_POINTER):
-        raise MiractlError(
+        raise FileFaultError(
+            "lfs-pointer",
             f"{path.name} is a Git LFS pointer, not the weights{_lfs_size(path)}",
             hint=f"cd {path.parent} && git lfs pull",
         )
     if size < _PREFIX:
-        raise MiractlError(f"{path}: {size} bytes is too short for a safetensors file")
+        raise FileFaultError(
+            "truncated", f"{path}: {size} bytes is too short for a safetensors file"
+        )
     length = int.from_bytes(start[:_PREFIX], "little")
     if length > size - _PREFIX:
-        raise MiractlError(
+        raise FileFaultError(
+            "truncated",
             f"{path.name} ends at byte {size:,}, its header alone needs {_PREFIX + length:,}",
             hint="download the file again",
         )
@@ -77,17 +110,15 @@ def _lfs_size(path: Path) -> str:
     return ""
 
 
-def _parse(path: Path, raw: bytes, size: int, data_start: int) -> dict[str, TensorRange]:
+def _parse(path: Path, raw: bytes, data_start: int) -> dict[str, TensorRange]:
     try:
         entries = json.loads(raw, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise MiractlError(f"{path}: the header is not valid JSON ({error})") from None
+        raise FileFaultError("header", f"{path}: the header is not valid JSON ({error})") from None
     if not isinstance(entries, dict):
-        raise MiractlError(f"{path}: the header is not a JSON object")
+        raise FileFaultError("header", f"{path}: the header is not a JSON object")
     entries.pop("__metadata__", None)
-    tensors = {
-        name: _tensor(path, name, entry, size, data_start) for name, entry in entries.items()
-    }
+    tensors = {name: _tensor(path, name, entry, data_start) for name, entry in entries.items()}
     _refuse_overlaps(path, tensors)
     return tensors
 
@@ -100,7 +131,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _tensor(path: Path, name: str, entry: Any, size: int, data_start: int) -> TensorRange:
+def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorRange:
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
@@ -110,19 +141,15 @@ def _tensor(path: Path, name: str, entry: Any, size: int, data_start: int) -> Te
     except (TypeError, KeyError, ValueError):
         whole = False
     if not whole:
-        raise MiractlError(f"{path}: the header entry of {name!r} is malformed")
+        raise FileFaultError("header", f"{path}: the header entry of {name!r} is malformed")
     if dtype not in DTYPE_BYTES:
-        raise MiractlError(f"{path}: {name} has the unknown type {dtype!r}")
+        raise FileFaultError("header", f"{path}: {name} has the unknown type {dtype!r}")
     tensor = TensorRange(path, data_start + begin, dtype, shape)
     if end - begin != tensor.nbytes:
-        raise MiractlError(
+        raise FileFaultError(
+            "header",
             f"{path}: {name} {list(shape)} {dtype} needs {tensor.nbytes:,} bytes, "
-            f"its header gives {end - begin:,}"
-        )
-    if data_start + end > size:
-        raise MiractlError(
-            f"{path.name} ends at byte {size:,}, its header needs {data_start + end:,}",
-            hint="download the file again",
+            f"its header gives {end - begin:,}",
         )
     return tensor
 
@@ -131,4 +158,4 @@ def _refuse_overlaps(path: Path, tensors: dict[str, TensorRange]) -> None:
     ordered = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].nbytes))
     for (name, one), (other, two) in pairwise(ordered):
         if one.start + one.nbytes > two.start:
-            raise MiractlError(f"{path}: {name} and {other} share bytes")
+            raise FileFaultError("header", f"{path}: {name} and {other} share bytes")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Each is `command` in the module of the same name in this folder.
 COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
+    "inspect": "Say what a checkpoint is, and what is missing or damaged.",
     "doctor": "Check what will work on this machine, and what to do.",
     "status": "Say how the running server is doing.",
     "top": "Watch the running server live.",
