@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
 from miractl.plan.slots import SlotPlan, parse_budget, plan_slots
 from miractl.policy.eviction import HeatEviction
@@ -107,7 +108,8 @@ class Engine:
         """Plan first, load after: what cannot run is refused before anything large is read."""
         device = pick_device(options.device)
         dtype = pick_dtype(options.dtype, device)
-        outline = read_outline(options.model_path)
+        refuse_faults(options.model_path)
+        outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         plan = plan_memory(options, outline, device, dtype)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
@@ -152,6 +154,16 @@ class Engine:
                 outline.config.model_type,
             )
         return TablePredictor(MarkovTable(len(outline.layers), outline.experts, outline.top_k))
+
+
+def refuse_faults(folder: Path) -> None:
+    """Raise the first fault of the checkpoint's files that makes it unusable.
+
+    What `inspect` cannot size it calls a fault of the config; transformers may still know it.
+    """
+    for fault in inspect_folder(folder).faults:
+        if fault.fatal and fault.code != "config":
+            raise fault.error()
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -6,7 +6,7 @@ its score, which is zero where the token did not choose the expert; only the res
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -31,9 +31,16 @@ class LayerRunner(Protocol):
 
 
 def is_experts(module: torch.nn.Module) -> bool:
-    """Whether this experts module can be managed."""
+    """Whether this module is known to hold experts that can be managed."""
     interface = hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")
     return interface or type(module).__name__ == BATCHED
+
+
+def looks_like_experts(module: torch.nn.Module) -> bool:
+    """Whether its parameters are those of fused, gated experts; for classes nobody told us of."""
+    own = dict(own_parameters(module))
+    fused = all(name in own and own[name].dim() == 3 for name in ("gate_up_proj", "down_proj"))
+    return fused and hasattr(module, "num_experts") and hasattr(module, "act_fn")
 
 
 def own_parameters(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -57,7 +64,10 @@ def hollowed(classes: set[type[torch.nn.Module]]) -> Iterator[None]:
     """While a model is built: its own module's experts classes are the hollow ones."""
     for stock in classes:
         kind = _Batched if stock.__name__ == BATCHED else _Routed
-        hollow = type(stock.__name__, (kind, stock), {"__qualname__": stock.__qualname__})
+        inherited: dict[str, Any] = {"__qualname__": stock.__qualname__}
+        if kind is _Routed and not hasattr(stock, "_apply_gate"):
+            inherited["_apply_gate"] = _gated
+        hollow = type(stock.__name__, (kind, stock), inherited)
         setattr(sys.modules[stock.__module__], stock.__name__, hollow)
     try:
         yield
@@ -79,8 +89,17 @@ class _Hollow(torch.nn.Module):
         self._is_hf_initialized = True  # or the loader looks for weights to initialise
 
 
+def _gated(self: Any, gate_up: torch.Tensor) -> torch.Tensor:
+    """The usual gate: act(gate) x up."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    result: torch.Tensor = self.act_fn(gate) * up
+    return result
+
+
 class _Routed(_Hollow):
-    """An experts class of the interface."""
+    """An experts class that is called with the routing. Those of the interface set the flags."""
+
+    has_gate, has_bias, has_post_expert_norm, is_transposed = True, False, False, False
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -93,12 +112,8 @@ class _Routed(_Hollow):
 class _Batched(_Hollow):
     """Llama 4's experts class."""
 
-    act_fn: Callable[[torch.Tensor], torch.Tensor]
     has_gate, has_bias, has_post_expert_norm, is_transposed = True, False, False, True
-
-    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return up * self.act_fn(gate)
+    _apply_gate = _gated
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Of hidden states [E * T, H], zero where a token chose another expert: the same."""

@@ -5,8 +5,10 @@ that notes its shapes and drops its parameters before any memory is taken for th
 handed all other tensors, each read and decoded when it asks for it.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,13 @@ from miractl.checkpoint.shards import tensor_ranges
 from miractl.errors import MiractlError
 from miractl.runtime.arena import Shapes
 from miractl.runtime.files import CheckpointFiles, LazyTensor
-from miractl.runtime.hollow import expert_count, hollowed, is_experts, own_parameters
+from miractl.runtime.hollow import (
+    expert_count,
+    hollowed,
+    is_experts,
+    looks_like_experts,
+    own_parameters,
+)
 from miractl.runtime.source import ExpertSource, map_experts
 
 TIED = (
@@ -42,8 +50,12 @@ class Outline:
     quantization: Mapping[str, Any] | None  # the checkpoint's own description
 
 
-def read_outline(folder: Path) -> Outline:
-    """Raises MiractlError for what is not a MoE model that the experts interface covers."""
+def read_outline(folder: Path, experts_path: str | None = None) -> Outline:
+    """Raises MiractlError for what is not a MoE model whose experts can be managed.
+
+    `experts_path` is a pattern of module names, such as `model.layers.*.mlp.experts`, that says
+    which experts modules to manage; None takes all.
+    """
     config = _config(folder)
     quantization = _take_quantization(config)
     model_class = _model_class(config)
@@ -55,9 +67,7 @@ def read_outline(folder: Path) -> Outline:
             f"transformers cannot build {config.model_type} from {folder / 'config.json'}: "
             f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
         ) from error
-    found = [(name, module) for name, module in model.named_modules() if is_experts(module)]
-    if not found:
-        raise MiractlError(f"{config.model_type} has no experts that this version can manage")
+    found = _find_experts(model, config.model_type, experts_path)
     shapes = [{p: tuple(t.shape[1:]) for p, t in own_parameters(module)} for _, module in found]
     counts = {expert_count(module) for _, module in found}
     if len(counts) > 1 or any(other != shapes[0] for other in shapes):
@@ -115,6 +125,37 @@ class Checkpoint:
             model.generation_config = GenerationConfig.from_pretrained(self.folder)
         result: PreTrainedModel = model.eval()
         return result
+
+
+Named = list[tuple[str, torch.nn.Module]]
+
+
+def _find_experts(model: PreTrainedModel, model_type: str, path: str | None) -> Named:
+    """The experts modules: known ones, or those at `path` that look like experts."""
+    modules = list(model.named_modules())
+    known = [(name, module) for name, module in modules if is_experts(module)]
+    if path is None:
+        if not known:
+            raise MiractlError(f"{model_type} has no experts that this version can manage")
+        return known
+    able = known or [(name, module) for name, module in modules if looks_like_experts(module)]
+    found = [(name, module) for name, module in able if fnmatchcase(name, path)]
+    if not found:
+        raise _no_match(model_type, path, able or [n for n in modules if "expert" in n[0].lower()])
+    classes = {type(module) for _, module in found}
+    left = [name for name, m in able if type(m) in classes and not fnmatchcase(name, path)]
+    if left:
+        raise MiractlError(f"{path!r} leaves out {left[0]}: all experts of a class go together")
+    return found
+
+
+def _no_match(model_type: str, path: str, candidates: Named) -> MiractlError:
+    patterns = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in candidates})
+    return MiractlError(
+        f"no experts module of {model_type} matches {path!r}",
+        hint=" or ".join(f"--expert-layer-path '{pattern}'" for pattern in patterns[:3])
+        or "miractl inspect MODEL",
+    )
 
 
 def _config(folder: Path) -> PreTrainedConfig:

@@ -87,7 +87,8 @@ def load(folder: Path, slots: int, **parameters: Any) -> Engine:
     from miractl.runtime.arena import expert_nbytes
     from miractl.runtime.loading import read_outline
 
-    each = expert_nbytes(read_outline(folder).shapes, torch.float32)
+    outline = read_outline(folder, parameters.get("expert_layer_path"))
+    each = expert_nbytes(outline.shapes, torch.float32)
     return Engine.load(options(folder, f"{slots * each}B", **parameters))
 
 

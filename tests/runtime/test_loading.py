@@ -30,10 +30,10 @@ def single_file(folder: Path) -> None:
     [
         (
             {"model.layers.1.mlp.experts.3.up_proj.weight": None},
-            "has 8 experts, the checkpoint holds 7",
+            "model.layers.1.mlp.experts.3.up_proj.weight is missing",
         ),
-        ({"model.norm.weight": None}, "no tensor for model.norm.weight"),
-        ({"lm_head.weight": None}, "no tensor for lm_head.weight"),
+        ({"model.norm.weight": None}, "model.norm.weight is missing"),
+        ({"lm_head.weight": None}, "lm_head.weight is missing and tie_word_embeddings is false"),
     ],
 )
 def test_a_missing_tensor_is_named(tmp_path: Path, rename: dict[str, None], says: str) -> None:
@@ -53,7 +53,10 @@ def test_a_missing_tensor_is_named(tmp_path: Path, rename: dict[str, None], says
         ),
         ({"architectures": ["NoSuchModel"]}, "has no model class for"),
         ({"model_type": "nothing-known"}, "config.json: "),
-        ({"moe_intermediate_size": 25}, "is [32, 25] an expert, the checkpoint gives [32, 24]"),
+        (
+            {"moe_intermediate_size": 25},
+            "is [32, 24], config.json makes it [32, 25]",
+        ),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(
@@ -110,5 +113,38 @@ def test_a_file_cut_while_serving_fails_the_request_and_the_next_one_works(tmp_p
         assert (engine.model(prompt).logits - stock(prompt).logits).abs().max() <= 1e-5
         cache = engine.snapshot().cache
         assert cache.resident_bytes <= cache.budget_bytes
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "says", "hint"),
+    [
+        ("moe", "no experts module of qwen3_moe matches 'moe'", "'model.layers.*.mlp.experts'"),
+        ("model.layers.[12].*", "leaves out model.layers.0.mlp.experts", None),
+    ],
+)
+def test_a_path_that_does_not_fit_lists_what_would(
+    tmp_path: Path, path: str, says: str, hint: str | None
+) -> None:
+    make_model(tmp_path, "Qwen3Moe")
+    with pytest.raises(MiractlError) as refused:
+        load(tmp_path, 12, expert_layer_path=path)
+    assert says in refused.value.message
+    assert refused.value.hint == (hint and f"--expert-layer-path {hint}")
+
+
+@torch.no_grad()
+def test_a_path_finds_experts_of_a_class_nobody_told_us_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = make_model(tmp_path, "Mixtral")
+    monkeypatch.setattr("miractl.runtime.loading.is_experts", lambda module: False)
+    with pytest.raises(MiractlError, match="mixtral has no experts that this version can manage"):
+        load(tmp_path, 6)
+    engine = load(tmp_path, 6, expert_layer_path="model.layers.*.mlp.experts")
+    prompt = torch.tensor([[5, 17, 80, 3]])
+    try:
+        assert (engine.model(prompt).logits - stock(prompt).logits).abs().max() <= 1e-5
     finally:
         engine.close()
