@@ -11,7 +11,7 @@ _LAYER = r"(?P<prefix>(?:.*\.)?(?:layers|blocks))\.(?P<layer>\d{1,6})\.(?P<at>(?
 _ONE = re.compile(_LAYER + r"experts\.(?P<expert>\d{1,6})\.(?P<name>\w+)(?:\.(?P<part>\w+))?$")
 _FUSED = re.compile(
     _LAYER
-    + r"(?:experts\.(?:mlp\.)?(?P<name>gate_up_proj|gate_proj|up_proj|down_proj|w1|v1|w2)"
+    + r"(?:experts\.(?:mlp\.)?(?P<name>gate_up_proj|gate_proj|up_proj|down_proj|w1|v1|w2|fc1|fc2)"
     + r"(?P<part>_\w+|\.weight)?"
     + r"|(?P<linear>input_linear|output_linear)\.(?P<linear_part>\w+))$"
 )
@@ -28,6 +28,8 @@ HOLDS = {
     "down_proj": ("down_proj",),
     "w2": ("down_proj",),
     "output_linear": ("down_proj",),
+    "fc1": ("gate_proj", "up_proj"),
+    "fc2": ("down_proj",),
 }
 
 

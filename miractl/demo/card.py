@@ -37,7 +37,7 @@ PROMPTS = {
     "en_kjv": "And the LORD said unto ",
     "en_shakespeare": "ROMEO:\n",
     "maths_gsm8k": "Question: ",
-    "zh_poetry_classics": "子曰：",
+    "zh_poetry_classics": "江南",
 }
 
 
