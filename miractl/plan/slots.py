@@ -49,7 +49,7 @@ def plan_slots(
         raise UsageError(
             f"expert memory {format_bytes(budget)} holds {slots} experts of "
             f"{format_bytes(expert_bytes)}; one layer needs its top {top_k} at once",
-            hint=f"--expert-memory {_rounded_up(top_k * expert_bytes)} or more",
+            hint=f"--expert-memory {whole(top_k * expert_bytes)} or more",
         )
     if slots == total:
         return SlotPlan(budget, expert_bytes, slots, (experts,) * layers, 0)
@@ -64,9 +64,10 @@ def even_ways(resident_slots: int, layers: int) -> tuple[int, ...]:
     return tuple(ways + (1 if index < more else 0) for index in range(sets))
 
 
-def _rounded_up(size: int) -> str:
+def whole(size: int, up: bool = True) -> str:
+    """A size to type: `8MiB`; rounded up, or down, to a unit that keeps one part in four."""
     for unit in ("GiB", "MiB", "KiB"):
         scale = parse_bytes(f"1{unit}")
         if size >= 4 * scale:
-            return f"{-(-size // scale)}{unit}"
+            return f"{-(-size // scale) if up else size // scale}{unit}"
     return f"{size}B"

@@ -1,0 +1,104 @@
+"""The ledgers of one model on one machine, all but the expert slots."""
+
+from miractl.checkpoint.geometry import Geometry
+from miractl.errors import MiractlError
+from miractl.plan.ledger import Ledger, Line, Place
+from miractl.plan.machine import PlanMachine, Quantity
+from miractl.plan.needs import Amount, Needs
+from miractl.plan.request import HEADROOM
+from miractl.units import MIB, format_bytes
+
+CUDA_CONTEXT = 512 * MIB  # assumed: 300 to 600 MiB, by the card and the kernels that are loaded
+PROCESS = 512 * MIB  # interpreter, torch, transformers and the server's own objects
+
+
+def base_ledger(needs: Needs, machine: PlanMachine) -> Ledger:
+    """The memory of the slots, without them."""
+    memory, free = machine.memory, machine.memory_free
+    own = machine.in_one_memory
+    if not memory.is_known or not free.is_known:
+        what, option = ("host", "--host-memory") if own else ("GPU", "--gpu-memory")
+        raise MiractlError(
+            f"{machine.name}: how much memory is free is not known",
+            hint=f"say it with {option} 24GB" if what == "GPU" else f"say it with {option} 16GiB",
+        )
+    used = memory.size - free.size
+    lines = [Line("in use", used, _others(memory))]
+    if own:
+        lines.append(Line("this program", PROCESS, "assumed: Python, torch, transformers, server"))
+    if machine.device == "cuda":
+        lines.append(Line("CUDA context", CUDA_CONTEXT, "assumed: kernels and the driver's state"))
+    headroom = HEADROOM if needs.request.headroom is None else needs.request.headroom
+    lines.append(Line("headroom", headroom, "left alone"))
+    lines += [
+        _line("weights", needs.weights()),
+        _line("prefill", needs.prefill()),
+        _line("KV cache", needs.kv()),
+    ]
+    if own and machine.device == "cuda":
+        lines.append(_line("staging ring", needs.ring()))
+    elif own:
+        lines.append(_line("reading", needs.transfers()))
+    where: Place = "device" if machine.device == "cuda" else "host"
+    name = "memory" if own else "the GPU's memory"
+    return Ledger(where, name, memory.size, memory.origin, tuple(lines))
+
+
+def _others(memory: Quantity) -> str:
+    """Whether what others take was looked at."""
+    if memory.origin in ("measured", "control group"):
+        return "measured: driver, system, other programs"
+    return "assumed: nothing else runs there"
+
+
+def _line(name: str, amount: Amount) -> Line:
+    return Line(name, amount.bytes, amount.formula)
+
+
+def host_ledger(needs: Needs, machine: PlanMachine) -> Ledger:
+    """The host beside a GPU: the program, the ring, and what is read from disk ahead of it."""
+    total, free = machine.host_memory, machine.host_free
+    lines = [Line("this program", PROCESS, "assumed: Python, torch, transformers, server")]
+    lines += [_line("staging ring", needs.ring()), _line("reading", needs.transfers())]
+    if not total.is_known or not free.is_known:
+        return Ledger("host", "the host's memory", None, total.origin, tuple(lines))
+    used = Line("in use", total.size - free.size, _others(total))
+    return Ledger("host", "the host's memory", total.size, total.origin, (used, *lines))
+
+
+def disk_ledger(needs: Needs) -> Ledger:
+    """The checkpoint, as far as its sizes are known."""
+    g = needs.geometry
+    lines = []
+    for name, size in (("experts", g.expert_bytes), ("rest of the model", g.non_expert_bytes)):
+        if size is not None:
+            lines.append(Line(name, size, f"as stored, sizes from {_sizes(g)}"))
+    return Ledger("disk", "disk", None, "unknown", tuple(lines))
+
+
+def _sizes(geometry: Geometry) -> str:
+    return "config.json" if geometry.sizes_from == "config" else "the headers"
+
+
+def with_pages(needs: Needs, ledger: Ledger) -> Ledger:
+    """Experts that the host's free memory keeps as file pages; given back when it is needed."""
+    if ledger.place != "host" or ledger.name == "memory" or ledger.left is None:
+        return ledger
+    everything = needs.geometry.expert_bytes
+    if everything is None or ledger.left <= 0:
+        return ledger
+    kept = min(everything, ledger.left)
+    return ledger.with_line(
+        Line(
+            "experts, as pages", kept, f"of {format_bytes(everything)} on disk; the kernel's cache"
+        )
+    )
+
+
+def on_disk(needs: Needs, machine: PlanMachine, hosts: list[Ledger]) -> float:
+    """Share of the experts that no memory but the slots holds."""
+    everything = needs.geometry.expert_bytes
+    if machine.in_one_memory or everything is None:
+        return 1.0
+    left = max(0, hosts[0].left or 0)
+    return max(0.0, 1 - left / everything)

@@ -1,0 +1,122 @@
+"""Hit rates from a recorded routing trace: LRU, and Belady's optimum, in sets as they will be.
+
+A trace is an .npz with `topk_ids` [tokens, MoE layers, k]. Replays are plain Python, so only the
+beginning of a long trace is used.
+"""
+
+import heapq
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from miractl.checkpoint.geometry import Geometry
+from miractl.errors import UsageError
+from miractl.plan.cache import HitRange
+
+MOST_LOOKUPS = 400_000  # a few seconds
+NEVER = 1 << 62
+
+Ids = npt.NDArray[np.int64]  # [tokens, layers, k]
+Step = tuple[int, tuple[int, ...]]  # number, keys of the experts that one layer needs at once
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Routing of consecutive tokens, ids [tokens, layers, k]."""
+
+    name: str
+    ids: Ids
+
+
+def read_trace(path: Path, geometry: Geometry) -> Trace:
+    """The beginning of a trace of this model. Raises UsageError for any other file."""
+    try:
+        with np.load(path) as data:
+            ids = np.asarray(data["topk_ids"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or "no .npz with topk_ids"
+        raise UsageError(f"trace {path}: {reason}") from None
+    wanted = (len(geometry.moe_layers), geometry.top_k)
+    if ids.ndim != 3 or ids.shape[1:] != wanted or ids.dtype.kind not in "iu" or not len(ids):
+        raise UsageError(
+            f"trace {path}: topk_ids is {ids.dtype}{list(ids.shape)}, expected whole numbers"
+            f" [tokens, {wanted[0]}, {wanted[1]}] as this model routes"
+        )
+    if int(ids.min()) < 0 or int(ids.max()) >= geometry.experts:
+        raise UsageError(f"trace {path}: expert {int(ids.max())} of {geometry.experts}")
+    tokens = max(1, MOST_LOOKUPS // (wanted[0] * wanted[1]))
+    return Trace(path.name, ids[:tokens].astype(np.int64))
+
+
+def replayed_hits(trace: Trace, ways: Sequence[int]) -> HitRange:
+    """LRU and optimum over one cache for each set; layer l belongs to set l mod N. Starts cold."""
+    lookups = trace.ids.size
+    rates = [
+        sum(policy(_steps(trace.ids, s, len(ways)), ways[s]) for s in range(len(ways))) / lookups
+        for policy in (lru_hits, belady_hits)
+    ]
+    origin = f"replay of {len(trace.ids):,} tokens of {trace.name}, LRU to optimum"
+    return HitRange(min(rates), max(rates), origin, is_assumed=False)
+
+
+def lru_hits(steps: list[Step], ways: int) -> int:
+    """Lookups answered by a cache that evicts what was used longest ago."""
+    return _replay(steps, ways, lambda key, step: step)
+
+
+def belady_hits(steps: list[Step], ways: int) -> int:
+    """Lookups answered by a cache that evicts what is needed latest, or never again."""
+    upcoming: dict[tuple[int, int], int] = {}
+    latest: dict[int, int] = {}
+    for number, keys in reversed(steps):
+        for key in keys:
+            upcoming[number, key] = latest.get(key, NEVER)
+            latest[key] = number
+    return _replay(steps, ways, lambda key, step: -upcoming[step, key])
+
+
+def _steps(ids: Ids, own: int, sets: int) -> list[Step]:
+    """What one set is asked for, in order of time."""
+
+    def generate() -> Iterator[tuple[int, ...]]:
+        for token in ids[:, own::sets].tolist():
+            for place, experts in enumerate(token):
+                yield tuple(dict.fromkeys(place << 32 | expert for expert in experts))
+
+    return list(enumerate(generate()))
+
+
+def _replay(steps: list[Step], ways: int, worth: Callable[[int, int], int]) -> int:
+    """Hits when the resident of least worth goes first; whoever the step needs stays."""
+    value: dict[int, int] = {}  # residents
+    heap: list[tuple[int, int]] = []  # (worth, key), outdated entries included
+    hits = 0
+    for number, keys in steps:
+        hits += sum(key in value for key in keys)
+        absent = [key for key in keys if key not in value]
+        for key in keys:
+            if key in value:
+                value[key] = worth(key, number)
+        needed = set(keys)
+        for key in absent:
+            if len(value) >= ways and not _evict(value, heap, needed):
+                break  # all residents are needed: computed in passing
+            value[key] = worth(key, number)
+        for key in keys:
+            if key in value:
+                heapq.heappush(heap, (value[key], key))
+    return hits
+
+
+def _evict(value: dict[int, int], heap: list[tuple[int, int]], needed: set[int]) -> bool:
+    """Drop the resident of least worth that the step can do without; False if there is none."""
+    while heap:
+        worth, key = heapq.heappop(heap)
+        if value.get(key) == worth and key not in needed:
+            del value[key]
+            return True
+    return False
