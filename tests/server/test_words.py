@@ -3,15 +3,16 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import Result
 
 from miractl import paths
-from miractl.cli.serve import DEMO_ID, command, locate
-from miractl.errors import MiractlError, UsageError
+from miractl.cli.serve import DEMO_ID, locate
+from miractl.errors import UsageError
 from miractl.server import words
 from tests.server.tiny import TinyEngine
 
@@ -90,7 +91,7 @@ def test_port_in_use_is_found_before_anything_heavy_is_imported(tmp_path: Path) 
     assert done.stdout == f"port {port} is in use\n[]\n"
 
 
-def test_wrong_model_is_one_line() -> None:
-    result = CliRunner().invoke(command, ["nowhere"])
-    assert isinstance(result.exception, MiractlError)
-    assert "\n" not in str(result.exception)
+def test_wrong_model_is_one_line(miractl: Callable[..., Result]) -> None:
+    result = miractl("serve", "nowhere")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[0].startswith("error: no folder 'nowhere'")
