@@ -157,7 +157,7 @@ def _fit(v: Floats) -> tuple[Floats, Floats]:
         scale = half * (F(width) * (F(2) / F(15)))
         offset = _smaller(middle - half * F(width), zero)
         for _ in range(ROUNDS):
-            with np.errstate(invalid="ignore", divide="ignore"):
+            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
                 q = _clipped((v - offset[..., None]) * inverse(scale)[..., None], 0, 15)
                 q_sum, qq_sum, qv_sum = _in_order(q), _in_order(q * q), _in_order(q * v)
                 slope = n * qv_sum - q_sum * total
