@@ -8,6 +8,8 @@ same to the last bit for any batch, number of threads and instruction set.
 import ctypes
 import os
 import weakref
+from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,33 +156,45 @@ class Matrix:
         )
 
 
-class Layer:
-    """The experts of one layer: a table of blocks, some of which may be elsewhere.
+class _Table(NamedTuple):
+    """Where the experts of a layer are. Never changed: a call keeps the one that it began with."""
 
-    The table may change between calls. An expert has to stay in its place while a call uses it.
+    blocks: NDArray[np.uint64]  # addresses, 0 for an expert that is elsewhere
+    address: int
+    owners: tuple[Span | None, ...]
+
+
+class Layer:
+    """The experts of one layer, some of which may be elsewhere.
+
+    Threads may move experts while others compute. What an expert's bytes are has to stay until the
+    calls that began with it are done.
     """
 
     def __init__(self, shape: ExpertShape, experts: int) -> None:
         """Raises ValueError for an odd number of experts, MiractlError without the library."""
         _count("experts", experts, MOST_EXPERTS, least=1)
         self.shape = shape
-        self._blocks = np.zeros(experts, np.uint64)
-        self._owners: list[Span | None] = [None] * experts
+        self.experts = experts
+        self._lock = Lock()
+        self._table = _table((None,) * experts)
         self._struct = _expert(shape)
         self._address = ctypes.addressof(self._struct)
-        self._table = self._blocks.ctypes.data
         self._run = library().mira_layer
 
     def put(self, expert: int, block: Bytes | Span) -> None:
         """An expert is at this place. Raises ValueError if it is too short or not aligned."""
-        _count("expert", expert, len(self._owners) - 1)
-        span = _block(block, self.shape.nbytes)
-        self._owners[expert], self._blocks[expert] = span, span.address
+        self._move(expert, _block(block, self.shape.nbytes))
 
     def remove(self, expert: int) -> None:
         """An expert is no longer here; its pairs will be left out."""
-        _count("expert", expert, len(self._owners) - 1)
-        self._owners[expert], self._blocks[expert] = None, 0
+        self._move(expert, None)
+
+    def _move(self, expert: int, span: Span | None) -> None:
+        _count("expert", expert, self.experts - 1)
+        with self._lock:
+            owners = self._table.owners
+            self._table = _table((*owners[:expert], span, *owners[expert + 1 :]))
 
     def run(
         self,
@@ -234,12 +248,18 @@ class Layer:
         if weights is not None and y is not None:
             weights.check("weights", 4 * pairs, FLOAT_ALIGNMENT)
             y.check("y", 4 * tokens * hidden, FLOAT_ALIGNMENT)
+        table = self._table
         status = self._run(
-            *(pool and pool.address, self._address, self._table, len(self._owners)),
+            *(pool and pool.address, self._address, table.address, self.experts),
             *(x.address, tokens, ids.address, top, weights and weights.address),
             *(parts.address, y and y.address),
         )
         _raise(status)
+
+
+def _table(owners: tuple[Span | None, ...]) -> _Table:
+    blocks = np.array([0 if span is None else span.address for span in owners], np.uint64)
+    return _Table(blocks, blocks.ctypes.data, owners)
 
 
 def expert(block: Bytes | Span, shape: ExpertShape, x: Floats, pool: Pool | None = None) -> Floats:

@@ -90,6 +90,25 @@ def test_threads_of_python_share_a_pool(rng: np.random.Generator) -> None:
     assert np.array_equal(together, alone)
 
 
+def test_experts_move_while_others_compute(rng: np.random.Generator) -> None:
+    """A call sees the table that it began with: an expert's outputs, or none of them."""
+    layer, block = Layer(SHAPE, 2), make_expert(rng, SHAPE)
+    x, ids = normal(rng, 64, 64), np.zeros((64, 1), np.int32)
+    whole = expert(block, SHAPE, x)
+
+    def move() -> None:
+        for _ in range(300):
+            layer.put(0, block)
+            layer.remove(0)
+
+    with ThreadPoolExecutor(1) as workers:
+        moving = workers.submit(move)
+        while not moving.done():
+            parts = layer.run(x, ids)[0][:, 0]
+            assert not parts.any() or np.array_equal(parts, whole)
+        moving.result()
+
+
 def _in_child(layer: Layer, pool: Pool, queue: "multiprocessing.SimpleQueue[float]") -> None:
     parts, _ = layer.run(np.ones((2, 64), np.float32), np.zeros((2, 2), np.int32), pool=pool)
     queue.put(float(parts.sum()))

@@ -120,7 +120,7 @@ AVX2 INLINE void i4k_dots_avx2(const uint8_t *codes, const token *x, int at, con
     const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i sum[MAX_TILE];
     EACH_TOKEN sum[t] = _mm256_setzero_si256();
-#pragma GCC unroll 4
+#pragma GCC unroll 1 /* unrolled, GCC adds in another order and runs out of registers */
     for (int k = 0; k < I4K_GROUP; k += 8, codes += 32) {
         __m256i w = load(codes);
         __m256i w0 = _mm256_and_si256(w, low_half);
@@ -139,7 +139,7 @@ VNNI INLINE void i4k_dots_vnni(const uint8_t *codes, const token *x, int at, con
 {
     const __m256i low_half = _mm256_set1_epi8(15);
     EACH_TOKEN d[t] = _mm256_setzero_si256();
-#pragma GCC unroll 4
+#pragma GCC unroll 1
     for (int k = 0; k < I4K_GROUP; k += 8, codes += 32) {
         __m256i w = load(codes);
         __m256i w0 = _mm256_and_si256(w, low_half);
