@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 CROSS_CC=${CROSS_CC:-aarch64-linux-gnu-gcc}
 QEMU=${QEMU:-$(command -v qemu-aarch64-static qemu-aarch64 | head -n 1 || true)}
-FLAGS=(-std=c11 -O3 -g0 -ffp-contract=off -Wno-psabi -Imiractl/native/src)
+FLAGS=(-std=c11 -O3 -g0 -ffp-contract=off -fno-trapping-math -Wno-psabi -Imiractl/native/src)
 SOURCES=(bench/cross_isa.c miractl/native/src/*.c)
 expected=$(sed -n 's/^SELF_TEST = //p' miractl/native/library.py)
 folder=$(mktemp -d)

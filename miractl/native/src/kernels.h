@@ -28,8 +28,8 @@ typedef struct {
     /* x[columns] to codes; see rows.h */
     void (*quantize_token)(const float *x, int columns, int group, int format, void *codes,
                            float *scale, float *offset);
-    /* gate[n] = hidden values of an expert; up and the biases may be NULL */
-    void (*activate)(const mira_expert *e, float *gate, const float *up, const float *gate_bias,
+    /* gate[n] = hidden values of an expert, made in place; the biases may be NULL */
+    void (*activate)(const mira_expert *e, float *gate, float *up, const float *gate_bias,
                      const float *up_bias, int n);
     /* eight rows of w to zeroed codes, and scales; returns MIRA_OK or MIRA_NOT_FINITE.
      * fits: FIT_BYTES of room a column group, aligned to 64 */

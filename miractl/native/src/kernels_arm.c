@@ -142,7 +142,7 @@ static void quantize_token(const float *x, int columns, int group, int format, v
     quantize_token_body(x, columns, group, format, codes, scale, offset);
 }
 
-static void activate(const mira_expert *e, float *gate, const float *up, const float *gate_bias,
+static void activate(const mira_expert *e, float *gate, float *up, const float *gate_bias,
                      const float *up_bias, int n)
 {
     activate_body(e, gate, up, gate_bias, up_bias, n);

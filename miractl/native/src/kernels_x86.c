@@ -158,8 +158,8 @@ AVX2 static void quantize_token(const float *x, int columns, int group, int form
     quantize_token_body(x, columns, group, format, codes, scale, offset);
 }
 
-AVX2 static void activate(const mira_expert *e, float *gate, const float *up,
-                          const float *gate_bias, const float *up_bias, int n)
+AVX2 static void activate(const mira_expert *e, float *gate, float *up, const float *gate_bias,
+                          const float *up_bias, int n)
 {
     activate_body(e, gate, up, gate_bias, up_bias, n);
 }

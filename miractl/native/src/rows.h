@@ -108,33 +108,38 @@ INLINE float activation(int kind, float slope, float x)
     return x / (1.f + exponential(-inner));
 }
 
-INLINE void activate_kind(int kind, int gated, const mira_expert *e, float *gate, const float *up,
-                          const float *gate_bias, const float *up_bias, int n)
+INLINE void add_bias(float *values, const float *bias, int n)
 {
+    for (int i = 0; bias && i < n; i++)
+        values[i] = values[i] + bias[i];
+}
+
+INLINE void activate_kind(const int kind, const int gated, const mira_expert *e,
+                          float *restrict gate, const float *restrict up, int n)
+{
+    const float slope = e->slope, limit = e->limit, shift = e->shift;
     for (int i = 0; i < n; i++) {
-        float g = gate_bias ? gate[i] + gate_bias[i] : gate[i];
-        g = g > e->limit ? e->limit : g;
-        float h = activation(kind, e->slope, g);
-        if (gated) {
-            float u = up_bias ? up[i] + up_bias[i] : up[i];
-            u = u > e->limit ? e->limit : u;
-            u = u < -e->limit ? -e->limit : u;
-            h = h * (u + e->shift);
-        }
-        gate[i] = h;
+        float g = gate[i], u = gated ? up[i] : 0.f;
+        g = g > limit ? limit : g;
+        u = u > limit ? limit : u;
+        u = u < -limit ? -limit : u;
+        float h = activation(kind, slope, g);
+        gate[i] = gated ? h * (u + shift) : h;
     }
 }
 
 /* One loop for each activation, so that none has a branch inside. */
-INLINE void activate_body(const mira_expert *e, float *gate, const float *up,
-                          const float *gate_bias, const float *up_bias, int n)
+INLINE void activate_body(const mira_expert *e, float *gate, float *up, const float *gate_bias,
+                          const float *up_bias, int n)
 {
+    add_bias(gate, gate_bias, n);
+    add_bias(up, up_bias, n);
 #define CASE(kind) \
     case kind: \
         if (e->gated) \
-            activate_kind(kind, 1, e, gate, up, gate_bias, up_bias, n); \
+            activate_kind(kind, 1, e, gate, up, n); \
         else \
-            activate_kind(kind, 0, e, gate, up, gate_bias, up_bias, n); \
+            activate_kind(kind, 0, e, gate, up, n); \
         break;
     switch (e->activation) {
         CASE(MIRA_SILU)
