@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Stamps: installed once, and again when what is to be installed has changed.
 SERVE := .venv/serve.stamp
 DEV := .venv/dev.stamp
-PROJECT := pyproject.toml setup.py constraints.txt
+PROJECT := pyproject.toml setup.py constraints.txt $(wildcard miractl/native/src/*)
 
 .DELETE_ON_ERROR:
 .PHONY: serve test lint types check clean

@@ -1,0 +1,132 @@
+"""The compiled kernels: found beside this file, tested, and set to the best instruction set.
+
+An install without a C compiler has none; `why_not` says so, and whoever needs them asks first.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from miractl.errors import MiractlError
+
+PATH = Path(__file__).with_name("libmiractl.so")
+ABI = 1  # MIRA_ABI of miractl_native.h
+# What the self-test yields on every processor, or its kernels compute something else.
+SELF_TEST = 0xE8BE8F3F0F0E27A1
+ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
+PREFERRED = ("vnni", "avx2", "neon", "scalar")
+
+_ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32
+_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "mira_abi": (_INT, ()),
+    "mira_matrix_bytes": (_SIZE, (_ADDRESS,)),
+    "mira_expert_bytes": (_SIZE, (_ADDRESS,)),
+    "mira_quantize": (_INT, (_ADDRESS,) * 3),
+    "mira_dequantize": (None, (_ADDRESS,) * 3),
+    "mira_isa_supported": (_INT, (_INT,)),
+    "mira_isa_use": (None, (_INT,)),
+    "mira_isa_used": (_INT, ()),
+    "mira_self_test": (ctypes.c_uint64, ()),
+    "mira_pool_new": (_ADDRESS, (_INT,)),
+    "mira_pool_free": (None, (_ADDRESS,)),
+    "mira_multiply": (_INT, (_ADDRESS,) * 4 + (_INT, _ADDRESS)),
+    "mira_layer": (
+        _INT,
+        (_ADDRESS,) * 3 + (_INT, _ADDRESS, _INT, _ADDRESS, _INT) + (_ADDRESS,) * 3,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """Either the library, or the reason why there is none."""
+
+    library: ctypes.CDLL | None = None
+    reason: str | None = None
+    failed: tuple[str, ...] = ()  # instruction sets that did not pass the self-test
+
+
+def _load(path: Path) -> _Loaded:
+    if not path.exists():
+        return _Loaded(reason="this miractl was built without its CPU kernels (no C compiler)")
+    try:
+        # CDLL lets go of the interpreter lock during every call.
+        library = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        return _Loaded(reason=f"the CPU kernels do not load: {error}")
+    if library.mira_abi() != ABI:
+        return _Loaded(
+            reason=f"the CPU kernels have interface {library.mira_abi()}, miractl needs {ABI}"
+        )
+    failed: list[str] = []
+    for isa in PREFERRED:
+        if not library.mira_isa_supported(ISAS.index(isa)):
+            continue
+        library.mira_isa_use(ISAS.index(isa))
+        if library.mira_self_test() == SELF_TEST:
+            return _Loaded(library, failed=tuple(failed))
+        failed.append(isa)
+    return _Loaded(reason="the CPU kernels fail their self-test", failed=tuple(failed))
+
+
+@cache
+def _loaded() -> _Loaded:
+    return _load(PATH)
+
+
+def available() -> bool:
+    """Whether the kernels can be used."""
+    return _loaded().library is not None
+
+
+def why_not() -> str | None:
+    """Why the kernels cannot be used; None if they can."""
+    return _loaded().reason
+
+
+def failed_isas() -> tuple[str, ...]:
+    """Instruction sets that this processor has and that did not pass the self-test."""
+    return _loaded().failed
+
+
+def library() -> ctypes.CDLL:
+    """The library. Raises MiractlError if there is none."""
+    loaded = _loaded()
+    if loaded.library is None:
+        raise MiractlError(
+            loaded.reason or "no CPU kernels",
+            hint="install a wheel for this platform, or install again with gcc or clang at hand",
+        )
+    return loaded.library
+
+
+def supported_isas() -> list[str]:
+    """Instruction sets of this processor that have kernels, the best one first."""
+    return [isa for isa in PREFERRED if library().mira_isa_supported(ISAS.index(isa))]
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return ISAS[library().mira_isa_used()]
+
+
+@contextmanager
+def using_isa(name: str) -> Iterator[None]:
+    """Use another instruction set in this process; for tests and measurements.
+
+    Raises ValueError if the processor does not have it.
+    """
+    if name not in supported_isas():
+        raise ValueError(f"Got instruction set {name!r} but expected one of {supported_isas()}")
+    before = library().mira_isa_used()
+    library().mira_isa_use(ISAS.index(name))
+    try:
+        yield
+    finally:
+        library().mira_isa_use(before)

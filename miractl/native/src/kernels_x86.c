@@ -1,0 +1,184 @@
+/* AVX2, and AVX512-VNNI in vectors of 256 bits.
+ *
+ * A panel of eight rows is one vector of eight sums. Every 32 bytes of codes hold four columns
+ * (I8) or twice four (I4K) of the eight rows: codes and the token's four codes, repeated, are
+ * multiplied and added in groups of four by one or two instructions.
+ */
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include "weights.h"
+
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define VNNI __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")))
+
+/* Loops over the tokens of a tile are unrolled, so that a token's sums stay in registers. */
+#define EACH_TOKEN _Pragma("GCC unroll 8") for (int t = 0; t < tokens; t++)
+
+/* Up to a dozen tokens memory is the limit, and asking for bytes of the next page before the
+ * processor's own prefetcher dares to is worth a fifth and more. Where nothing is there to be
+ * fetched, nothing happens. */
+#define AHEAD 4096
+
+INLINE void prefetch(const uint8_t *codes, int code_bytes, const uint8_t *scales)
+{
+    for (int at = 0; at < code_bytes; at += 64)
+        _mm_prefetch((const char *)codes + AHEAD + at, _MM_HINT_T0);
+    _mm_prefetch((const char *)scales + AHEAD / 8, _MM_HINT_T0);
+}
+
+AVX2 INLINE __m256i load(const void *from)
+{
+    return _mm256_loadu_si256(from);
+}
+
+/* Sixteen int8 as int16. */
+AVX2 INLINE __m256i load_wide(const uint8_t *from)
+{
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+}
+
+/* Four codes of a token, repeated. */
+AVX2 INLINE __m256i repeat_int8(const int8_t *codes)
+{
+    int32_t four;
+    memcpy(&four, codes, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+AVX2 INLINE __m256i repeat_int16(const int16_t *codes)
+{
+    int64_t four;
+    memcpy(&four, codes, sizeof four);
+    return _mm256_set1_epi64x(four);
+}
+
+/* Sums of columns (0, 1) and (2, 3) of rows 0-3 and 4-7, to sums of rows 0-7. */
+AVX2 INLINE __m256i row_sums(__m256i upper, __m256i lower)
+{
+    return _mm256_permute4x64_epi64(_mm256_hadd_epi32(upper, lower), 0xd8);
+}
+
+/* Eight unsigned bytes times eight floats. */
+AVX2 INLINE __m256 scaled_bytes(const uint8_t *bytes, __m256 by)
+{
+    __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(wide), by);
+}
+
+AVX2 INLINE __m256 add_group(__m256 acc, __m256i d, __m256 scale, const token *x, int g)
+{
+    __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x->scale[g]));
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), both, acc);
+}
+
+AVX2 INLINE __m256 add_offset(__m256 acc, __m256 offset, const token *x, int g)
+{
+    return _mm256_fmadd_ps(offset, _mm256_set1_ps(x->offset[g]), acc);
+}
+
+/* d[t] += codes * x[t] over one group. */
+AVX2 INLINE void i8_dots_avx2(const uint8_t *codes, const token *x, int at, const int group,
+                              const int tokens, __m256i *d)
+{
+    __m256i upper[MAX_TILE], lower[MAX_TILE];
+    EACH_TOKEN upper[t] = lower[t] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+    for (int k = 0; k < group; k += 4, codes += 32) {
+        __m256i w0 = load_wide(codes), w1 = load_wide(codes + 16);
+        EACH_TOKEN {
+            __m256i q = repeat_int16((const int16_t *)x[t].codes + at + k);
+            upper[t] = _mm256_add_epi32(upper[t], _mm256_madd_epi16(w0, q));
+            lower[t] = _mm256_add_epi32(lower[t], _mm256_madd_epi16(w1, q));
+        }
+    }
+    EACH_TOKEN d[t] = row_sums(upper[t], lower[t]);
+}
+
+VNNI INLINE void i8_dots_vnni(const uint8_t *codes, const token *x, int at, const int group,
+                              const int tokens, __m256i *d)
+{
+    __m256i upper[MAX_TILE], lower[MAX_TILE];
+    EACH_TOKEN upper[t] = lower[t] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+    for (int k = 0; k < group; k += 4, codes += 32) {
+        __m256i w0 = load_wide(codes), w1 = load_wide(codes + 16);
+        EACH_TOKEN {
+            __m256i q = repeat_int16((const int16_t *)x[t].codes + at + k);
+            upper[t] = _mm256_dpwssd_epi32(upper[t], w0, q);
+            lower[t] = _mm256_dpwssd_epi32(lower[t], w1, q);
+        }
+    }
+    EACH_TOKEN d[t] = row_sums(upper[t], lower[t]);
+}
+
+/* Sums of 8 products of at most 15 * 127 pairs fit int16: 8 * 2 * 15 * 127 = 30480. */
+AVX2 INLINE void i4k_dots_avx2(const uint8_t *codes, const token *x, int at, const int tokens,
+                               __m256i *d)
+{
+    const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256i sum[MAX_TILE];
+    EACH_TOKEN sum[t] = _mm256_setzero_si256();
+#pragma GCC unroll 1 /* unrolled, GCC adds in another order and runs out of registers */
+    for (int k = 0; k < I4K_GROUP; k += 8, codes += 32) {
+        __m256i w = load(codes);
+        __m256i w0 = _mm256_and_si256(w, low_half);
+        __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(w, 4), low_half);
+        EACH_TOKEN {
+            const int8_t *q = (const int8_t *)x[t].codes + at + k;
+            sum[t] = _mm256_add_epi16(sum[t], _mm256_maddubs_epi16(w0, repeat_int8(q)));
+            sum[t] = _mm256_add_epi16(sum[t], _mm256_maddubs_epi16(w1, repeat_int8(q + 4)));
+        }
+    }
+    EACH_TOKEN d[t] = _mm256_madd_epi16(sum[t], ones);
+}
+
+VNNI INLINE void i4k_dots_vnni(const uint8_t *codes, const token *x, int at, const int tokens,
+                               __m256i *d)
+{
+    const __m256i low_half = _mm256_set1_epi8(15);
+    EACH_TOKEN d[t] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+    for (int k = 0; k < I4K_GROUP; k += 8, codes += 32) {
+        __m256i w = load(codes);
+        __m256i w0 = _mm256_and_si256(w, low_half);
+        __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(w, 4), low_half);
+        EACH_TOKEN {
+            const int8_t *q = (const int8_t *)x[t].codes + at + k;
+            d[t] = _mm256_dpbusd_epi32(d[t], w0, repeat_int8(q));
+            d[t] = _mm256_dpbusd_epi32(d[t], w1, repeat_int8(q + 4));
+        }
+    }
+}
+
+AVX2 static void quantize_token(const float *x, int columns, int group, int format, void *codes,
+                                float *scale, float *offset)
+{
+    quantize_token_body(x, columns, group, format, codes, scale, offset);
+}
+
+AVX2 static void activate(const mira_expert *e, float *gate, float *up, const float *gate_bias,
+                          const float *up_bias, int n)
+{
+    activate_body(e, gate, up, gate_bias, up_bias, n);
+}
+
+AVX2 static int quantize_panel(const mira_matrix *m, const float *w, uint8_t *codes,
+                               uint8_t *scales, void *fits)
+{
+    return quantize_panel_body(m, w, codes, scales, fits);
+}
+
+/* With 16 registers a fifth token's sums would be spilled, with 32 a ninth's. */
+#define SET AVX2
+#define NAME(stem) stem##_avx2
+#define TILE 4
+#include "panels_x86.h"
+
+#define SET VNNI
+#define NAME(stem) stem##_vnni
+#define TILE 8
+#include "panels_x86.h"
+
+#endif

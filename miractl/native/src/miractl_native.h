@@ -1,0 +1,75 @@
+/* The interface of miractl's CPU kernels: plain C, called through ctypes.
+ *
+ * A matrix W[rows, columns] is stored as one block of bytes; docs/formats.md has the layouts and
+ * the arithmetic, which is the same to the last bit on every processor, for every number of tokens
+ * and of threads. Callers check shapes, lengths and alignment (miractl/native/kernels.py does).
+ */
+#ifndef MIRACTL_NATIVE_H
+#define MIRACTL_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MIRA_API __attribute__((visibility("default")))
+#define MIRA_ABI 1 /* raised with every change of this file */
+
+enum { MIRA_OK, MIRA_NO_MEMORY, MIRA_NOT_FINITE, MIRA_BAD_EXPERT };
+enum { MIRA_I8, MIRA_I4K };
+enum { MIRA_SILU, MIRA_GELU_TANH, MIRA_GELU_ERF, MIRA_RELU2 };
+enum { MIRA_SCALAR, MIRA_AVX2, MIRA_VNNI, MIRA_NEON, MIRA_ISAS };
+
+/* rows % 8 == 0 and columns % group == 0; group is 32 (I4K) or 32, 64, 128 (I8). */
+typedef struct {
+    int32_t format, group, rows, columns;
+} mira_matrix;
+
+/* An expert's block: gate and up [2 * inner, hidden] (gate rows first; without a gate just
+ * up [inner, hidden]), then down [hidden, inner], then, if biased, float32 biases of the rows of
+ * both. Its hidden values are act(min(gate, limit)) * (clamp(up, -limit, limit) + shift), where
+ * silu(x) = x / (1 + exp(-slope * x)). hidden and inner are multiples of group. */
+typedef struct {
+    int32_t format, group, hidden, inner, gated, biased, activation;
+    float slope, limit, shift;
+} mira_expert;
+
+typedef struct mira_pool mira_pool;
+
+MIRA_API int mira_abi(void);
+
+/* Bytes of a block, a multiple of 64 for a matrix and of 4 for an expert. */
+MIRA_API size_t mira_matrix_bytes(const mira_matrix *matrix);
+MIRA_API size_t mira_expert_bytes(const mira_expert *expert);
+
+/* w[rows, columns] to a block and back. MIRA_NOT_FINITE: a weight is infinite or not a number. */
+MIRA_API int mira_quantize(const mira_matrix *matrix, const float *w, uint8_t *block);
+MIRA_API void mira_dequantize(const mira_matrix *matrix, const uint8_t *block, float *w);
+
+/* Instruction sets: which can run here, which to use. Use is for the whole process and not to be
+ * changed while a product runs. */
+MIRA_API int mira_isa_supported(int isa);
+MIRA_API void mira_isa_use(int isa);
+MIRA_API int mira_isa_used(void);
+
+/* A number made of the results of every kernel: equal on all machines, or a kernel is wrong.
+ * 0: no memory. */
+MIRA_API uint64_t mira_self_test(void);
+
+/* Threads beside the caller's, which works too; NULL: no memory, or no thread to be had. One call
+ * at a time uses them, others wait. They do not survive a fork. */
+MIRA_API mira_pool *mira_pool_new(int threads);
+MIRA_API void mira_pool_free(mira_pool *pool);
+
+/* y[tokens, rows] = x[tokens, columns] W^T. The pool may be NULL. */
+MIRA_API int mira_multiply(mira_pool *pool, const mira_matrix *matrix, const uint8_t *block,
+                           const float *x, int32_t tokens, float *y);
+
+/* Experts on their tokens: parts[t, k] = expert ids[t, k] of x[t], for the pairs whose block is
+ * not NULL; the other rows of parts stay as they are. Then, unless y is NULL,
+ * y[t] = sum over k in order of weights[t, k] * parts[t, k].
+ * Shapes: blocks[experts], x[tokens, hidden], ids[tokens, top], parts[tokens, top, hidden],
+ * y[tokens, hidden]. MIRA_BAD_EXPERT: an id outside 0 .. experts - 1; nothing was written. */
+MIRA_API int mira_layer(mira_pool *pool, const mira_expert *expert, const uint8_t *const *blocks,
+                        int32_t experts, const float *x, int32_t tokens, const int32_t *ids,
+                        int32_t top, const float *weights, float *parts, float *y);
+
+#endif
