@@ -4,8 +4,7 @@
 
 Needs root and a memory controller (v1 or v2) in which groups can be made; says so and ends with
 code 0 where there is none. Makes a random checkpoint larger than the group, plans it inside the
-group, serves it with the slots of the plan, answers long prompts, and prints the process's peak
-beside the plan.
+group, serves it, answers long prompts, and prints the process's peak beside the plan.
 """
 
 import argparse
@@ -105,16 +104,18 @@ def plan(group: Group, folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(group: Group, folder: Path, slots: int) -> Iterator[tuple[str, int]]:
-    """The address of a server with so many bytes for slots, and its process id."""
+def serving(group: Group, folder: Path) -> Iterator[tuple[str, int]]:
+    """The address of a server, which plans for itself, and its process id."""
     words = ["serve", str(folder), "--device", "cpu", "--port", "0"]
-    words += ["--expert-memory", f"{slots}B", "--max-concurrency", str(CONCURRENCY)]
+    words += ["--max-concurrency", str(CONCURRENCY)]
     process = miractl(group, *words)
     assert process.stderr is not None
     try:
         said = []
         for line in process.stderr:
             said.append(line)
+            if line.startswith(("expert memory", "planned")):
+                print(f"serve: {line.strip()}")
             if found := re.search(r"ready on (http://\S+)", line):
                 yield found[1], process.pid
                 break
@@ -151,7 +152,7 @@ def check(group: Group, folder: Path, limit: int) -> None:
     spent = sum(lines.values()) - lines["in use"] - lines["headroom"]
     slots = facts["slots"]
     print(f"plan says yes: {slots['slots']} slots, {format_bytes(spent)} for the process")
-    with serving(group, folder, slots["expert_memory"]) as (url, pid):
+    with serving(group, folder) as (url, pid):
         for _ in range(3):
             print(f"answered a prompt of {ask(url)} tokens")
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")

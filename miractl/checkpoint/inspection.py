@@ -41,6 +41,15 @@ class Inspection:
         """Whether no fault is in the way."""
         return not any(fault.fatal for fault in self.faults)
 
+    def refuse(self) -> None:
+        """Raise the first fault of the files that makes them unusable.
+
+        What cannot be sized here is called a fault of the config; transformers may still know it.
+        """
+        for fault in self.faults:
+            if fault.fatal and fault.code != "config":
+                raise fault.error()
+
 
 def inspect_folder(folder: Path) -> Inspection:
     """Read config.json, the index and all headers of a folder; whatever is wrong is a fault."""

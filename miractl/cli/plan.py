@@ -1,42 +1,23 @@
 """`miractl plan`: will a model run on a machine, with which settings, and how fast at most."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from miractl import units
 from miractl.cli.options import json_option, parameter_options, profile_option, setting_option
+from miractl.cli.quantities import RATE, SECONDS, SIZE, kv_option
 from miractl.errors import MiractlError, UsageError
 from miractl.output import Output
+from miractl.server.config import DEFAULT_CONCURRENCY, MOST_CONCURRENCY
 
 if TYPE_CHECKING:
     from miractl.checkpoint.geometry import Geometry
     from miractl.plan.machine import PlanMachine
     from miractl.plan.planner import Plan
     from miractl.plan.request import PlanRequest
-
-
-class UnitType(click.ParamType[Any]):
-    """A quantity with its unit on the command line, in base units inside."""
-
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
-        self.name, self._parse = name, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Base units. Fails with how to write it."""
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-SIZE = UnitType("size", units.parse_bytes)
-RATE = UnitType("rate", units.parse_rate)
-SECONDS = UnitType("duration", units.parse_seconds)
 
 
 @click.command()
@@ -46,11 +27,12 @@ SECONDS = UnitType("duration", units.parse_seconds)
 @click.option("--context", type=click.IntRange(min=16), metavar="TOKENS", help="Context window.")
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, 4096),
-    default=1,
+    type=click.IntRange(1, MOST_CONCURRENCY),
+    default=DEFAULT_CONCURRENCY,
     show_default=True,
-    help="Requests that generate at the same time, each of a whole context.",
+    help="Requests that generate at the same time, as serve's --max-concurrency.",
 )
+@kv_option
 @click.option("--gpu-memory", type=SIZE, help="A GPU of this memory, 24GB, instead of this one.")
 @click.option("--host-memory", type=SIZE, help="Memory for this program, 64GB.")
 @click.option("--link", type=RATE, help="Rate of copies from host to GPU, 25GB/s.")
@@ -98,7 +80,7 @@ def command(
     out = Output(json=as_json)
     loaded = load_profile(profile)
     settings = resolve_parameters(loaded, parameters)
-    asked = {name: options[name] for name in ("context", "concurrency", "headroom")}
+    asked = {name: options[name] for name in ("context", "concurrency", "headroom", "kv_memory")}
     request = request_from(settings, expert_memory=options["expert_memory"], **asked)
     if options["p95"] is not None:
         request = replace(request, p95=options["p95"])

@@ -1,6 +1,8 @@
 """`miractl serve`: an OpenAI-compatible server on the bundled runtime."""
 
+import functools
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,10 +10,14 @@ import click
 
 from miractl import paths
 from miractl.cli.options import log_options, parameter_options, profile_option, setting_option
+from miractl.cli.quantities import kv_option
 from miractl.errors import UsageError
+from miractl.server.config import DEFAULT_CONCURRENCY, MOST_CONCURRENCY
 
 if TYPE_CHECKING:
     from miractl.output import Output
+    from miractl.plan.planner import Plan
+    from miractl.plan.request import PlanRequest
     from miractl.server.config import ServerConfig
     from miractl.server.service import EngineLike, Service
 
@@ -24,10 +30,11 @@ DEMO_EXPERT_MEMORY = "40%"
 @profile_option
 @setting_option("host", "port", "device", "expert_memory")
 @click.option("--context", type=click.IntRange(min=16), metavar="TOKENS", help="Context window.")
+@kv_option
 @click.option(
     "--max-concurrency",
-    type=click.IntRange(1, 256),
-    default=8,
+    type=click.IntRange(1, MOST_CONCURRENCY),
+    default=DEFAULT_CONCURRENCY,
     show_default=True,
     help="Requests that generate at the same time; others wait.",
 )
@@ -41,6 +48,7 @@ def command(
     device: str,
     expert_memory: str | None,
     context: int | None,
+    kv_memory: int | None,
     max_concurrency: int,
     log_level: str,
     log_format: str,
@@ -48,9 +56,10 @@ def command(
 ) -> None:
     """Serve MODEL, a folder with a checkpoint, over an OpenAI-compatible HTTP API.
 
-    Without MODEL it is the small demo model that comes with miractl. Ctrl-C or SIGTERM ends the
-    server within five seconds; a second Ctrl-C ends it at once. Exit codes: 0 after SIGTERM, 130
-    after Ctrl-C, 1 when the port is in use or the model does not load.
+    Without MODEL it is the small demo model that comes with miractl. What does not fit is refused
+    before anything is loaded, with what to turn down; miractl plan shows the whole account. Ctrl-C
+    or SIGTERM ends the server within five seconds; a second Ctrl-C ends it at once. Exit codes: 0
+    after SIGTERM, 130 after Ctrl-C, 1 when the port is in use or the model does not fit or load.
 
     \b
     Examples:
@@ -61,30 +70,38 @@ def command(
     from miractl import log
     from miractl.config import resolve_parameters
     from miractl.output import Output
+    from miractl.plan.request import request_from
     from miractl.profiles import load_profile
     from miractl.server.config import ServerConfig
 
     log.configure(log_level, log_format)
     loaded = load_profile(profile)
-    values = {k: s.value for k, s in resolve_parameters(loaded, parameters).items()}
+    settings = resolve_parameters(loaded, parameters)
     path, model_id = locate(model)
-    config = ServerConfig(host, port, context, max_concurrency)
+    config = ServerConfig(host, port, context, max_concurrency, kv_memory)
+    out = Output()
+    if model is None and expert_memory is None:
+        expert_memory = DEMO_EXPERT_MEMORY
+        out.note(
+            f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
+            " the cache has something to do (--expert-memory 100% for all)"
+        )
+    request = request_from(
+        settings,
+        context=context,
+        concurrency=max_concurrency,
+        expert_memory=expert_memory,
+        kv_memory=kv_memory,
+    )
     options = {
         "model_path": path,
         "model_id": model_id,
         "device": device,
         "expert_memory": expert_memory,
-        "parameters": values,
+        "parameters": {name: setting.value for name, setting in settings.items()},
         "profile": loaded.name,
     }
-    out = Output()
-    if model is None and expert_memory is None:
-        options["expert_memory"] = DEMO_EXPERT_MEMORY
-        out.note(
-            f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
-            " the cache has something to do (--expert-memory 100% for all)"
-        )
-    _serve(config, options, out)
+    _serve(config, options, request, out)
 
 
 def locate(model: str | None) -> tuple[Path, str]:
@@ -109,39 +126,66 @@ def locate(model: str | None) -> tuple[Path, str]:
     return path, path.resolve().name
 
 
-def _serve(config: "ServerConfig", options: dict[str, Any], out: "Output") -> None:
+def _serve(
+    config: "ServerConfig", options: dict[str, Any], request: "PlanRequest", out: "Output"
+) -> None:
     from miractl.server import words
+    from miractl.server.planned import plan_to_serve
     from miractl.server.process import Process, bind, exit_now
 
     # Whatever a library wants to fetch, it is to be asked for.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    listener = bind(config)
-    url = config.url(listener.getsockname()[1])
+    with bind(config) as listener:
+        url = config.url(listener.getsockname()[1])
+        out.note(words.profile_line(options["profile"], options["parameters"]))
+        if not config.is_loopback:
+            out.warn(
+                f"{config.host} can be reached from other machines, and nobody is asked who they"
+                " are"
+            )
+        plan = plan_to_serve(options["model_path"], request, options["device"], out.note)
+        if plan is not None:
+            for line in words.plan_notes(plan):
+                out.note(line)
+            options["slots"], cache = plan.require(), plan.needs.kv_cache()
+            config = replace(config, kv_blocks=None if cache is None else cache.blocks)
+        out.note(f"listening on {url}, loading {options['model_id']}")
+        ready = functools.partial(_ready, config, options, plan, url, out)
+        load = functools.partial(_load, options)
+        exit_now(Process(config, load, out.note, ready).run(listener))
 
-    def load() -> "EngineLike":
-        from miractl.runtime.engine import Engine, EngineOptions
-        from miractl.server.assembly import quiet
 
-        quiet()
-        return Engine.load(EngineOptions(**options))
+def _load(options: dict[str, Any]) -> "EngineLike":
+    from miractl.runtime.engine import Engine, EngineOptions
+    from miractl.server.assembly import quiet
 
-    def ready(service: "Service") -> None:
-        assert service.engine is not None
-        assert service.backend is not None
-        snapshot = service.engine.snapshot()
-        out.note(words.device_line(snapshot.model.device, options["device"], options["profile"]))
-        facts = (service.backend.name, service.context, config.max_concurrency)
-        for line in words.model_lines(snapshot, *facts):
-            out.note(line)
-        out.note(f"ready on {url}")
-        prompt = "ROMEO:" if service.model_id == DEMO_ID else "Once upon a time"
-        for line in words.try_lines(url, service.model_id, prompt):
-            out.note(line)
+    quiet()
+    return Engine.load(EngineOptions(**options))
 
-    out.note(words.profile_line(options["profile"], options["parameters"]))
-    if not config.is_loopback:
-        out.warn(
-            f"{config.host} can be reached from other machines, and nobody is asked who they are"
-        )
-    out.note(f"listening on {url}, loading {options['model_id']}")
-    exit_now(Process(config, load, out.note, ready).run(listener))
+
+def _ready(
+    config: "ServerConfig",
+    options: dict[str, Any],
+    plan: "Plan | None",
+    url: str,
+    out: "Output",
+    service: "Service",
+) -> None:
+    """Say what runs, with which memory, and what to type next."""
+    from miractl.runtime.facts import used_bytes
+    from miractl.server import words
+
+    assert service.engine is not None
+    assert service.backend is not None
+    snapshot = service.engine.snapshot()
+    out.note(words.device_line(snapshot.model.device, options["device"], options["profile"]))
+    facts = (service.backend.name, service.context, config.max_concurrency)
+    for line in words.model_lines(snapshot, *facts):
+        out.note(line)
+    if plan is not None and plan.needs.expert == snapshot.model.expert_bytes:
+        used = used_bytes(service.engine.model.device, plan.others_bytes)
+        out.note(words.memory_line(plan.own_bytes, used))
+    out.note(f"ready on {url}")
+    prompt = "ROMEO:" if service.model_id == DEMO_ID else "Once upon a time"
+    for line in words.try_lines(url, service.model_id, prompt):
+        out.note(line)

@@ -17,9 +17,22 @@ def advised(plan: "Plan") -> "Plan":
     return replace(plan, warnings=tuple(warnings(plan)), change_first=change_first(plan))
 
 
+def machine_notes(plan: "Plan") -> list[str]:
+    """What is odd about the machine, and what follows from it here."""
+    found, narrow, limit = list(plan.machine.notes), plan.machine.narrow, plan.staging.limit
+    if narrow is None:
+        return found
+    fact = f"the card can do x{narrow[1]}, its slot gives x{narrow[0]}"
+    if not plan.needs.request.is_cap_asked and limit == 1:
+        fact += ": 1 expert is staged at a time (--max-staged-experts for more)"
+    elif limit > 1:
+        fact += ": stage little, --max-staged-experts 1"
+    return [*found, fact]
+
+
 def warnings(plan: "Plan") -> list[str]:
     """What the user should know, with the reason: the boundaries of the method."""
-    g, found = plan.needs.geometry, list(plan.machine.notes)
+    g, found = plan.needs.geometry, machine_notes(plan)
     cycle = token_cycle(g)
     if plan.slots is not None and plan.slots.slots < min(cycle, g.expert_count):
         found.append(
@@ -56,7 +69,7 @@ def change_first(plan: "Plan") -> str:
         return "nothing: every expert is resident; there is room for more requests or context"
     if roof is None:
         return "give rates (--link, --gpu-rate, --host-rate, --disk) to learn what binds"
-    more = "more memory for slots (shorter --context, lower --concurrency, a larger card)"
+    more = "more memory for slots (shorter --context, less --kv-memory, a larger card)"
     sentences = {
         "link": f"the link binds at {format_rate(roof.rate.value)}: {more}, or a wider slot",
         "disk": "the disk binds: more host memory, so that missing experts are not on disk",
@@ -99,6 +112,7 @@ def plan_facts(plan: "Plan") -> dict[str, Any]:
             "dtype": needs.dtype,
             "prefill_chunk": needs.chunk,
         },
+        "kv_cache": _kv_facts(plan),
         "ledgers": [ledger.to_json() for ledger in plan.ledgers],
         "slots": _slot_facts(plan),
         "staging": plan.staging.to_json(),
@@ -107,6 +121,16 @@ def plan_facts(plan: "Plan") -> dict[str, Any]:
         "max_concurrency": plan.max_concurrency,
         "warnings": list(plan.warnings),
         "change_first": plan.change_first,
+    }
+
+
+def _kv_facts(plan: "Plan") -> dict[str, Any]:
+    cache = plan.needs.kv_cache()
+    return {
+        "bytes": plan.needs.kv().bytes,
+        "bound": plan.needs.kv_bound,
+        "blocks": None if cache is None else cache.blocks,
+        "full_requests": plan.needs.at_once,
     }
 
 

@@ -1,7 +1,10 @@
 """The ledgers of one model on one machine, all but the expert slots."""
 
+from dataclasses import replace
+
 from miractl.checkpoint.geometry import Geometry
 from miractl.errors import MiractlError
+from miractl.plan.kv import KV_MEMORY
 from miractl.plan.ledger import Ledger, Line, Place
 from miractl.plan.machine import PlanMachine, Quantity
 from miractl.plan.needs import Amount, Needs
@@ -12,36 +15,53 @@ CUDA_CONTEXT = 512 * MIB  # assumed: 300 to 600 MiB, by the card and the kernels
 PROCESS = 512 * MIB  # interpreter, torch, transformers and the server's own objects
 
 
-def base_ledger(needs: Needs, machine: PlanMachine) -> Ledger:
-    """The memory of the slots, without them."""
-    memory, free = machine.memory, machine.memory_free
-    own = machine.in_one_memory
-    if not memory.is_known or not free.is_known:
-        what, option = ("host", "--host-memory") if own else ("GPU", "--gpu-memory")
+def bare_ledger(machine: PlanMachine, headroom: int | None = None) -> Ledger:
+    """The memory of the slots with what any model finds taken.
+
+    Raises MiractlError where it is not known how much is free.
+    """
+    memory, own = machine.memory, machine.in_one_memory
+    if not machine.knows_memory:
+        option = "--host-memory 16GiB" if own else "--gpu-memory 24GB"
         raise MiractlError(
-            f"{machine.name}: how much memory is free is not known",
-            hint=f"say it with {option} 24GB" if what == "GPU" else f"say it with {option} 16GiB",
+            f"{machine.name}: how much memory is free is not known", hint=f"say it with {option}"
         )
-    used = memory.size - free.size
-    lines = [Line("in use", used, _others(memory))]
+    lines = [Line("in use", memory.size - machine.memory_free.size, _others(memory))]
     if own:
         lines.append(Line("this program", PROCESS, "assumed: Python, torch, transformers, server"))
     if machine.device == "cuda":
         lines.append(Line("CUDA context", CUDA_CONTEXT, "assumed: kernels and the driver's state"))
-    headroom = HEADROOM if needs.request.headroom is None else needs.request.headroom
-    lines.append(Line("headroom", headroom, "left alone"))
-    lines += [
+    lines.append(Line("headroom", HEADROOM if headroom is None else headroom, "left alone"))
+    where: Place = "device" if machine.device == "cuda" else "host"
+    name = "memory" if own else "the GPU's memory"
+    return Ledger(where, name, memory.size, memory.origin, tuple(lines))
+
+
+def base_ledger(needs: Needs, machine: PlanMachine) -> Ledger:
+    """The memory of the slots, without them. Raises MiractlError as `bare_ledger`."""
+    ledger = bare_ledger(machine, needs.request.headroom)
+    lines = [
         _line("weights", needs.weights()),
         _line("prefill", needs.prefill()),
         _line("KV cache", needs.kv()),
     ]
-    if own and machine.device == "cuda":
-        lines.append(_line("staging ring", needs.ring()))
-    elif own:
-        lines.append(_line("reading", needs.transfers()))
-    where: Place = "device" if machine.device == "cuda" else "host"
-    name = "memory" if own else "the GPU's memory"
-    return Ledger(where, name, memory.size, memory.origin, tuple(lines))
+    if machine.in_one_memory:
+        on_gpu = machine.device == "cuda"
+        lines.append(
+            _line("staging ring", needs.ring()) if on_gpu else _line("reading", needs.transfers())
+        )
+    return replace(ledger, lines=(*ledger.lines, *lines))
+
+
+def kv_bound(needs: Needs, machine: PlanMachine) -> int:
+    """Bytes that keys and values may take where nobody said: KV_MEMORY, less on a small machine.
+
+    Three quarters of what the rest leaves stay for a step's activations and the slots.
+    """
+    one = replace(needs, kv_bound=0)
+    least = needs.geometry.top_k * needs.expert
+    room = (base_ledger(one, machine).left or 0) + one.kv().bytes - least
+    return max(0, min(KV_MEMORY, room // 4))
 
 
 def _others(memory: Quantity) -> str:

@@ -2,6 +2,7 @@
 
 from miractl.plan.cache import SEEN, token_cycle
 from miractl.plan.catalog import CONFIGS, published
+from miractl.plan.kv import pages
 from miractl.plan.machine import Given, PlanMachine, machine_for
 from miractl.plan.planner import Plan, plan_for
 from miractl.plan.report import plan_lines, verdict
@@ -52,7 +53,7 @@ _WORKED = """\
 
 Every number of a row can be checked by hand; here it is for one of the first table. This is what
 `miractl plan {model} --profile {profile} --host-memory 64GB --link 25GB/s --gpu-rate 600GB/s
---host-rate 40GB/s --disk 3GB/s --cores 8` prints on a machine without a GPU.
+--host-rate 40GB/s --disk 3GB/s --cores 8 --concurrency 1` prints on a machine without a GPU.
 
 ```text
 {text}
@@ -87,8 +88,11 @@ $ miractl plan --gpu-memory 24GB --baseline 8.2GB --expert-size 1.1GB --profile 
 - *CUDA context* and *this program*: 512 MiB each. *Headroom*: 512 MiB, or `--headroom`.
 - *Prefill*: an upper bound of the largest step's activations. Requests that share steps read 512
   tokens of a prompt at a time; families that run one request at a time read all of it at once.
-- *KV cache*: pages of 256 tokens, one more than the context fills, 15 % kept free, for requests
-  that share steps; windows of attention count as what they keep.
+- *KV cache*: for all requests at full context, at most 1 GiB and less on a small machine, or
+  `--kv-memory`; one request always gets what it needs. Requests beyond it wait, or are computed
+  again: nothing fails for lack of it, so concurrency may be set as high as one likes. Requests that
+  share steps keep pages of 256 tokens, one more than the context fills, 15 % kept free; windows of
+  attention count as the pages they keep. This is the size that `serve` makes the cache.
 - *Hit rate*: from LRU in each layer to the optimum, as replays of recorded routing of gpt-oss-20b
   and DeepSeek-V2-Lite gave them: 33 to 45 % with an eighth of the experts resident, 50 to 78 % with
   a quarter, 74 to 95 % with half, straight lines between. For models with fewer than 32 experts a
@@ -196,7 +200,9 @@ def _steps(found: Plan) -> list[str]:
 def _memory_steps(found: Plan) -> list[str]:
     needs, g, slots = found.needs, found.needs.geometry, found.slots
     lines = {line.name: line.bytes for line in found.ledgers[0].lines}
+    cache = needs.kv_cache()
     assert slots is not None
+    assert cache is not None
     total, (attention, mlp) = found.ledgers[0].total or 0, needs.widest
     outputs = f"2 × {needs.chunk} × {g.top_k} × {g.hidden:,} × {needs.element}"
     room = found.staging.room
@@ -204,10 +210,12 @@ def _memory_steps(found: Plan) -> list[str]:
     return [
         f"- an expert: ({shapes}) × {needs.element} = {needs.expert:,}",
         f"- weights: {g.non_expert_parameters:,} × {needs.element} = {lines['weights']:,}",
-        f"- prefill: {needs.chunk} × {needs.element} × (6 × {attention:,} + 3 × {mlp:,} +"
-        f" {needs.context:,}) + {needs.context:,} × 2 × {attention:,} × {needs.element} + {outputs}"
-        f" + {g.vocabulary:,} × 4 = {lines['prefill']:,}",
-        f"- KV: ceil({g.kv_elements_per_token:,} × {needs.element} × {needs.paged:,} / 0.85) ="
+        f"- prefill: {needs.element} × ({needs.chunk} × (6 × {attention:,} + 3 × {mlp:,}) +"
+        f" {needs.chunk} × {cache.tokens + needs.chunk:,} + {needs.context:,} × 2 × {attention:,})"
+        f" + {outputs} + {g.vocabulary:,} × 4 = {lines['prefill']:,}",
+        f"- KV: a request fills {needs.context:,} / 256 + 1 = {pages(needs.context)} pages of"
+        f" {cache.layers} layers, so that ceil({pages(needs.context)} / 0.85) = {cache.sectors} and"
+        f" 2 spare are {cache.sectors + 2} × 256 × {g.kv_elements_per_token:,} × {needs.element} ="
         f" {lines['KV cache']:,}",
         f"- room: {total:,} - {lines['CUDA context']:,} - {lines['headroom']:,}"
         f" - {lines['weights']:,} - {lines['prefill']:,} - {lines['KV cache']:,} = {room:,}",

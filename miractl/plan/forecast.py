@@ -110,7 +110,7 @@ def distinct_experts(experts: int, top_k: int, tokens: int) -> float:
 
 def forecast(needs: Needs, machine: PlanMachine, hits: HitRange, on_disk: float) -> Forecast:
     """The roofline. `on_disk`: share of the experts that only the disk holds."""
-    g, tokens = needs.geometry, needs.request.concurrency
+    g, tokens = needs.geometry, needs.at_once
     wanted = distinct_experts(g.experts, g.top_k, tokens) * len(g.moe_layers)
     few, many = wanted * (1 - hits.high), wanted * (1 - hits.low)
     kv = tokens * g.kv_bytes(needs.context, needs.element)
@@ -140,10 +140,10 @@ def _assumptions(
 ) -> tuple[str, ...]:
     g, found = needs.geometry, [f"hit rate {hits.low:.0%} to {hits.high:.0%}: {hits.origin}"]
     found.append(
-        f"decoding at {needs.context:,} tokens of context, {needs.request.concurrency} at a time;"
+        f"decoding at {needs.context:,} tokens of context, {needs.at_once} at a time;"
         " reading the prompt comes on top"
     )
-    if needs.request.concurrency > 1:
+    if needs.at_once > 1:
         found.append("the requests choose their experts independently and evenly")
     if 0 < on_disk < 1:
         found.append("experts on disk are asked for as often as those in memory")

@@ -60,6 +60,7 @@ class PlanMachine:
     compute: Quantity = UNKNOWN  # operations per second
     cores: Quantity = UNKNOWN
     pin_budget: int | None = None
+    narrow: tuple[int, int] | None = None  # lanes of the slot and of the card, if it has more
     notes: tuple[str, ...] = ()
 
     @property
@@ -76,6 +77,11 @@ class PlanMachine:
     def memory_free(self) -> Quantity:
         """What of it can be taken now."""
         return self.host_free if self.in_one_memory else self.gpu_free
+
+    @property
+    def knows_memory(self) -> bool:
+        """Whether it is known how much memory the slots' place has, and has free."""
+        return self.memory.is_known and self.memory_free.is_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,7 @@ def _memory_of(gpu: Gpu) -> MemoryUse | None:
 
 def _gpu(machine: PlanMachine, snapshot: HardwareSnapshot, gpu: Gpu) -> PlanMachine:
     memory, load = _memory_of(gpu), snapshot.link_load(gpu)
-    notes = [*machine.notes, *_torch_notes(snapshot), *_slot_notes(snapshot, gpu)]
+    notes = [*machine.notes, *_torch_notes(snapshot)]
     if gpu.mig:
         notes.append("MIG: the plan is for the first instance; all instances share one link")
     rate = None if load is None else load.rate
@@ -197,6 +203,7 @@ def _gpu(machine: PlanMachine, snapshot: HardwareSnapshot, gpu: Gpu) -> PlanMach
         gpu_free=UNKNOWN if memory is None else Quantity(memory.free, "measured"),
         link=UNKNOWN if rate is None else Quantity(rate, "measured"),
         link_theory=UNKNOWN if theory is None else Quantity(theory, "slot, on paper"),
+        narrow=_narrow(snapshot, gpu),
         notes=tuple(notes),
     )
 
@@ -217,13 +224,13 @@ def _torch_notes(snapshot: HardwareSnapshot) -> list[str]:
     return [f"torch {torch.version} is built without CUDA: serve would run on the CPU"]
 
 
-def _slot_notes(snapshot: HardwareSnapshot, gpu: Gpu) -> list[str]:
-    """A narrow slot: NVML's maximum is that of the slot, sysfs has the card's own."""
+def _narrow(snapshot: HardwareSnapshot, gpu: Gpu) -> tuple[int, int] | None:
+    """Lanes of a narrow slot and its card: NVML's maximum is the slot's, sysfs has the card's."""
     card, slot = snapshot.card(gpu), gpu.link.max_width
     own = None if card is None else card.ports[0].max_width
     if own is None or slot is None or slot >= own or gpu.shares_host_memory:
-        return []
-    return [f"the card can do x{own}, its slot gives x{slot}: stage little, --max-staged-experts 1"]
+        return None
+    return slot, own
 
 
 def _given_gpu(machine: PlanMachine, memory: int) -> PlanMachine:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from miractl.checkpoint.blueprint import Role, Tensor
 from miractl.checkpoint.formats import ELEMENT_BYTES
 from miractl.checkpoint.geometry import Geometry
-from miractl.checkpoint.layers import CHUNKED, FULL, SLIDING
+from miractl.checkpoint.layers import FULL, SLIDING
 from miractl.doctor.pinned import rounded
+from miractl.plan.kv import FREE_SHARE, KV_MEMORY, PAGE, SPARE, KvCache, paged_cache
 from miractl.plan.request import PlanRequest
 from miractl.units import MIB, format_bytes
 
-PAGE = 256  # tokens of one page of the KV cache
-FREE_SHARE = 0.15  # of its pages, kept free so that a running request can grow
 CHUNK = 512  # prompt tokens of one step, where requests are batched
 PART = 64 * MIB  # bound of the experts' outputs before they are summed
 TRANSFERS = 3  # two threads that read ahead, and the one that waits
@@ -33,6 +32,7 @@ class Needs:
     geometry: Geometry
     request: PlanRequest
     dtype: str  # BF16, F16 or F32
+    kv_bound: int = KV_MEMORY  # bytes for keys and values; one request gets what it needs
 
     @property
     def element(self) -> int:
@@ -62,7 +62,7 @@ class Needs:
         """
         mixers = set(self.geometry.blueprint.mixers)
         latent = any(tensor.name.endswith("kv_b_proj.weight") for tensor in self._others())
-        return mixers <= {FULL, SLIDING, CHUNKED, "mlp", "moe"} and not latent
+        return mixers <= {FULL, SLIDING, "mlp", "moe"} and bool(self.geometry.kv) and not latent
 
     @property
     def context(self) -> int:
@@ -80,38 +80,57 @@ class Needs:
         count = self.geometry.non_expert_parameters
         return Amount(count * self.element, f"{count:,} parameters × {self.element} B")
 
-    def kv_of_one(self) -> int:
-        """Bytes that the cache must have for each request of full context."""
-        tokens = self.paged if self.is_batched else self.context
-        held = self.geometry.kv_bytes(tokens, self.element)
-        return math.ceil(held / (1 - FREE_SHARE)) if self.is_batched else held
+    def kv_cache(self) -> KvCache | None:
+        """The cache of those that share steps; None where requests run one at a time."""
+        if not self.is_batched:
+            return None
+        g, count = self.geometry, self.request.concurrency
+        return paged_cache(g.kv, self.element, self.context, count, self.kv_bound)
+
+    @property
+    def at_once(self) -> int:
+        """Requests of full context that run at the same time."""
+        cache = self.kv_cache()
+        return 1 if cache is None else cache.requests
 
     def kv(self) -> Amount:
-        """Keys and values of all requests at full context."""
-        count, tokens = self.request.concurrency, self.context
-        groups = [
-            f"{g.layers} layers × {g.elements:,} × {self.element} B"
-            + (f" for the last {g.window:,}" if g.window and g.window < tokens else "")
-            for g in self.geometry.kv
-        ]
-        text = f"{count} × {tokens:,} tokens × ({' + '.join(groups) or 'nothing'})"
-        if self.is_batched:
-            text = text.replace(f"{tokens:,}", f"{self.paged:,}", 1)
-            text += f"; whole pages of {PAGE} and one more, {FREE_SHARE:.0%} kept free"
-        return Amount(count * self.kv_of_one(), text)
+        """Keys and values: of all requests at full context, or of as many as the bound allows."""
+        cache, tokens, count = self.kv_cache(), self.context, self.request.concurrency
+        if cache is None:
+            groups = [
+                f"{g.layers} layers × {g.elements:,} × {self.element} B"
+                + (f" for the last {g.window:,}" if g.window and g.window < tokens else "")
+                for g in self.geometry.kv
+            ]
+            text = f"{tokens:,} tokens × ({' + '.join(groups) or 'nothing'}); one request at a time"
+            return Amount(self.geometry.kv_bytes(tokens, self.element), text)
+        elements = max(group.elements for group in self.geometry.kv)
+        text = (
+            f"({cache.sectors:,} + {SPARE} spare) × {PAGE} tokens × {cache.layers} layers ×"
+            f" {elements:,} × {self.element} B, {FREE_SHARE:.0%} kept free: {cache.requests} of"
+            f" {count} requests at full context"
+        )
+        return Amount(cache.bytes, text + (", others wait" if cache.requests < count else ""))
 
     def prefill(self) -> Amount:
         """The largest step's activations, an upper bound of what is alive at one moment."""
-        g, t, c = self.geometry, self.chunk, self.context
+        g, t = self.geometry, self.chunk
         attention, mlp = self.widest
-        seen = c * (self.request.concurrency if self.is_batched else 1)
-        elements = 6 * t * attention + 3 * t * mlp + t * seen + 2 * seen * attention
+        seen, mask = self.context, self.context * t
+        mask_text = f"{t:,} × {seen:,}"
+        if (cache := self.kv_cache()) is not None:
+            # Every step may see the whole cache, and there is one mask for each kind of attention.
+            seen = min(seen * self.request.concurrency, cache.tokens)
+            rows = max(self.request.prefill_chunk or CHUNK, self.request.concurrency)
+            mask = len(g.kv) * rows * (cache.tokens + rows)
+            mask_text = f"{len(g.kv)} × {rows:,} × {cache.tokens + rows:,}"
+        elements = 6 * t * attention + 3 * t * mlp + mask + 2 * seen * attention
         experts = 2 * min(t * g.top_k * g.hidden * self.element, PART)
         logits = self.request.concurrency * g.vocabulary * 4
         text = (
-            f"{t:,} tokens × {self.element} B × (6 × {attention:,} + 3 × {mlp:,} + {seen:,} mask)"
-            f" + {seen:,} × 2 × {attention:,} × {self.element} B gathered + experts"
-            f" {format_bytes(experts)} + logits {format_bytes(logits)}"
+            f"{self.element} B × ({t:,} tokens × (6 × {attention:,} + 3 × {mlp:,}) + {mask_text}"
+            f" mask + {seen:,} × 2 × {attention:,} gathered) + experts {format_bytes(experts)}"
+            f" + logits {format_bytes(logits)}"
         )
         return Amount(elements * self.element + experts + logits, text)
 
@@ -148,11 +167,6 @@ class Needs:
         table = 0 if g.tied else g.vocabulary * g.hidden  # of which a token reads one row
         experts = len(g.moe_layers) * g.top_k * g.parameters_per_expert
         return (g.active_parameters - experts - table) * self.element
-
-    @property
-    def paged(self) -> int:
-        """Tokens of the pages of one request: what the context fills, and one more."""
-        return (math.ceil(self.context / PAGE) + 1) * PAGE
 
     def _others(self) -> list[Tensor]:
         blueprint = self.geometry.blueprint

@@ -9,7 +9,14 @@ from miractl.checkpoint.geometry import Geometry
 from miractl.doctor.pinned import rounded
 from miractl.errors import UsageError
 from miractl.plan import advice
-from miractl.plan.books import base_ledger, disk_ledger, host_ledger, on_disk, with_pages
+from miractl.plan.books import (
+    base_ledger,
+    disk_ledger,
+    host_ledger,
+    kv_bound,
+    on_disk,
+    with_pages,
+)
 from miractl.plan.cache import HitRange, divide, expected_hits
 from miractl.plan.forecast import Forecast, forecast
 from miractl.plan.ledger import Ledger, Line, Refusal
@@ -19,10 +26,11 @@ from miractl.plan.request import PlanRequest
 from miractl.plan.slots import SlotPlan, parse_budget, plan_slots, whole
 from miractl.plan.staging import StagingPlan, plan_staging
 from miractl.plan.trace import Trace, replayed_hits
-from miractl.units import format_bytes
+from miractl.units import MIB, format_bytes
 
 SCHEMA = "miractl.plan/1"
 MOST_REQUESTS = 4096  # that a forecast is searched for
+UNBOUND = 2**62  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,17 @@ class Plan:
         """Bytes of all slots; what `--expert-memory` would say."""
         return 0 if self.slots is None else self.slots.arena_bytes
 
+    @property
+    def own_bytes(self) -> int:
+        """Bytes for this program in the memory of the slots, these included."""
+        kept = ("in use", "headroom", "experts, as pages")
+        return sum(line.bytes for line in self.ledgers[0].lines if line.name not in kept)
+
+    @property
+    def others_bytes(self) -> int:
+        """Bytes of that memory that others had taken before."""
+        return sum(line.bytes for line in self.ledgers[0].lines if line.name == "in use")
+
     def require(self) -> SlotPlan:
         """The slots. Raises MiractlError with the line that breaks the plan."""
         if self.refusal is not None:
@@ -75,6 +94,8 @@ def plan_for(
     needs = Needs(
         geometry, request, request.dtype or ("F32" if machine.device == "cpu" else "BF16")
     )
+    bound = request.kv_memory
+    needs = replace(needs, kv_bound=kv_bound(needs, machine) if bound is None else bound)
     base = base_ledger(needs, machine)
     host = None if machine.in_one_memory else host_ledger(needs, machine)
     budget = _budget(needs, base)
@@ -118,20 +139,28 @@ def _staging(needs: Needs, machine: PlanMachine, base: Ledger, slots: int) -> St
     pinned = None
     if machine.device == "cuda" and machine.pin_budget is not None:
         pinned = machine.pin_budget, needs.pinned_factor
-    every = slots == needs.geometry.expert_count
+    every, (cap, cap_name) = slots == needs.geometry.expert_count, _cap(needs, machine)
     return plan_staging(
         total=total,
         baseline=sum(named.values()),
         headroom=headroom,
         kv_reserve=kv,
         expert=needs.expert,
-        cap=0 if every else needs.request.cap,
-        cap_name="every expert being resident" if every else needs.request.cap_name,
+        cap=0 if every else cap,
+        cap_name="every expert being resident" if every else cap_name,
         factor=Fraction(1),
         factor_from="slots are cut from one arena without gaps",
         pinned=pinned,
         slots=None if every else slots,
     )
+
+
+def _cap(needs: Needs, machine: PlanMachine) -> tuple[int, str]:
+    """Experts to stage at most whatever the memory, and by what: one behind a narrow slot."""
+    request = needs.request
+    if machine.narrow is None or request.is_cap_asked or request.cap <= 1:
+        return request.cap, request.cap_name
+    return 1, "the slot of x{} for a card of x{}".format(*machine.narrow)
 
 
 def _slots(needs: Needs, budget: int, staging: StagingPlan) -> SlotPlan | None:
@@ -165,7 +194,9 @@ def _refusal(
     """The first line that breaks the plan, with what to turn down."""
     found = next((ledger.first_break() for ledger in ledgers if ledger.first_break()), None)
     ring = needs.ring().bytes
-    least = needs.geometry.top_k * needs.expert
+    least, asked = needs.geometry.top_k * needs.expert, needs.request.kv_memory
+    if asked is not None and needs.kv().bytes > asked:
+        found = Refusal("KV cache", "the KV memory", needs.kv().bytes, asked)
     if found is None and slots is None:
         found = Refusal("expert slots", "the expert memory", least, budget)
     if found is None and machine.device == "cuda" and machine.pin_budget is not None:
@@ -183,16 +214,20 @@ def _lower(needs: Needs, machine: PlanMachine, refusal: Refusal) -> str:
         return f"--dma-buffer-size-mb {max(1, request.ring // 2 // 10**6)} or less"
     if refusal.line in ("staging ring", "this program", "reading"):
         return f"more memory for the host than {format_bytes(refusal.free)}"
+    if refusal.memory == "the KV memory":
+        return f"--kv-memory {-(-refusal.needed // MIB)}MiB or more, or a shorter --context"
     if refusal.memory == "the expert memory":
         return f"--expert-memory {whole(least)} or more"
     if refusal.line == "expert slots" and request.expert_memory and refusal.free >= least:
         return f"--expert-memory {whole(refusal.free, up=False)} or less"
-    for count in dict.fromkeys((max_concurrency(needs, machine), 1)):
-        if 0 < count < request.concurrency:
-            return f"--concurrency {count} or less"
+    most = max_concurrency(needs, machine)
+    if most > 0 and request.kv_memory is not None:
+        fitting = replace(request, concurrency=most)
+        size = replace(needs, request=fitting, kv_bound=UNBOUND).kv().bytes
+        return f"--kv-memory {-(-size // MIB)}MiB or less"
     context = needs.context
     while (context := context // 2) >= 256:
-        if _fits(replace(needs, request=replace(request, context=context)), machine):
+        if _fits(replace(needs, request=replace(request, context=context), kv_bound=0), machine):
             return f"--context {context} or less"
     return "a smaller or quantised model, or more memory: no context is short enough"
 
@@ -215,6 +250,9 @@ def max_concurrency(needs: Needs, machine: PlanMachine) -> int:
     """Requests of full context that fit beside the fewest slots that run: one layer's top-k."""
 
     def fits(count: int) -> bool:
-        return _fits(replace(needs, request=replace(needs.request, concurrency=count)), machine)
+        request = replace(needs.request, concurrency=count)
+        return _fits(replace(needs, request=request, kv_bound=UNBOUND), machine)
 
+    if not needs.is_batched:  # these run one at a time
+        return int(fits(1))
     return bisect_left(range(1, MOST_REQUESTS + 1), True, key=lambda count: not fits(count))

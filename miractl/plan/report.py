@@ -7,6 +7,7 @@ from miractl.plan.cache import token_cycle
 from miractl.plan.forecast import Forecast, Roof
 from miractl.plan.ledger import Ledger
 from miractl.plan.machine import PlanMachine, Quantity
+from miractl.plan.needs import Needs
 from miractl.plan.planner import Plan
 from miractl.plan.staging import StagingPlan, terms
 from miractl.units import format_bytes, format_rate, format_seconds
@@ -80,10 +81,19 @@ def _facts(plan: Plan, width: int) -> Iterator[str]:
         ("parameters", f"{g.parameters:,} in all, which have to be kept somewhere;"),
         ("", f"{g.active_parameters:,} of them active for a token, which says how fast"),
         ("expert", f"{format_bytes(needs.expert)} in {needs.dtype}{stored}"),
-        ("use", f"{needs.context:,} tokens of context, {needs.request.concurrency} at a time"),
+        ("use", _use(needs)),
     )
     for label, text in rows:
         yield from wrapped(text, width, f"{label:<12}")
+
+
+def _use(needs: Needs) -> str:
+    """Requests and their tokens; how many may be long at the same time."""
+    count, full, text = needs.request.concurrency, needs.at_once, f"{needs.context:,} tokens"
+    if not needs.is_batched:
+        return f"{text} of context, one request after another"
+    more = "" if full == count else f", {full} of them at full context"
+    return f"{text} of context, {count} at a time{more}"
 
 
 def _columns(rows: Sequence[Row], width: int) -> Iterator[str]:

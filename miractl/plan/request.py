@@ -22,6 +22,7 @@ class PlanRequest:
     context: int | None = None
     concurrency: int = 1
     expert_memory: str | None = None  # "8GiB", "40%", or None for all that is left
+    kv_memory: int | None = None  # bytes at most for keys and values
     dtype: str | None = None  # BF16, F16 or F32 to compute in
     headroom: int | None = None
     prefill_chunk: int | None = None  # prompt tokens that one step computes
@@ -35,6 +36,11 @@ class PlanRequest:
     def cap(self) -> int:
         """Experts to stage at most, whatever the memory."""
         return self.max_staged if self.prefetch else 0
+
+    @property
+    def is_cap_asked(self) -> bool:
+        """Whether the user set the cap, and neither a profile nor the default did."""
+        return self.cap_origin.startswith(("option", "env ", "file "))
 
     @property
     def cap_name(self) -> str:

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
-from miractl.plan.slots import SlotPlan, parse_budget, plan_slots
+from miractl.plan.slots import SlotPlan
 from miractl.policy.eviction import HeatEviction
 from miractl.policy.heat import HeatTable
 from miractl.policy.prediction import MarkovTable
@@ -21,7 +21,8 @@ from miractl.policy.residency import Residency
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime import facts
-from miractl.runtime.arena import SlotArena, expert_nbytes
+from miractl.runtime.arena import SlotArena
+from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.heap import give_back
@@ -52,6 +53,7 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
+    slots: SlotPlan | None = None  # as planned; None: by `expert_memory`
     with_tokenizer: bool = True
     model_options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained
 
@@ -110,9 +112,9 @@ class Engine:
         """Plan first, load after: what cannot run is refused before anything large is read."""
         device = pick_device(options.device)
         dtype = pick_dtype(options.dtype, device)
-        refuse_faults(options.model_path)
+        inspect_folder(options.model_path).refuse()
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
-        plan = plan_memory(options, outline, device, dtype)
+        plan = slots_for(options, outline, device, dtype)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         model = checkpoint.load_others(dtype, device, **options.model_options)
@@ -156,16 +158,6 @@ class Engine:
                 outline.config.model_type,
             )
         return TablePredictor(MarkovTable(len(outline.layers), outline.experts, outline.top_k))
-
-
-def refuse_faults(folder: Path) -> None:
-    """Raise the first fault of the checkpoint's files that makes it unusable.
-
-    What `inspect` cannot size it calls a fault of the config; transformers may still know it.
-    """
-    for fault in inspect_folder(folder).faults:
-        if fault.fatal and fault.code != "config":
-            raise fault.error()
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -223,19 +215,3 @@ def pick_threads(outline: Outline) -> int:
     if processors.omp_num_threads is None and weights < THREADED_WEIGHTS:
         return 1
     return processors.threads
-
-
-def plan_memory(
-    options: EngineOptions, outline: Outline, device: torch.device, dtype: torch.dtype
-) -> SlotPlan:
-    """Slots for the asked budget, or for what is free. Raises UsageError if it is too small."""
-    each = expert_nbytes(outline.shapes, dtype)
-    layers = len(outline.layers)
-    everything = each * layers * outline.experts
-    if options.expert_memory is None:
-        budget = min(everything, facts.free_bytes(device) - facts.reserved_bytes(outline, dtype))
-    else:
-        budget = parse_budget(options.expert_memory, everything)
-    values = options.parameters
-    staged = values["max_staged_experts"] if values["prefetch"] else 0
-    return plan_slots(budget, each, layers, outline.experts, outline.top_k, staged)

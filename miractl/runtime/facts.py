@@ -8,11 +8,8 @@ import psutil
 import torch
 
 from miractl import __version__
-from miractl.errors import UsageError
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Role
-from miractl.probe import host
-from miractl.probe.machine import Machine
 from miractl.telemetry.snapshot import (
     CacheFacts,
     ExpertRow,
@@ -24,15 +21,11 @@ from miractl.telemetry.snapshot import (
     TransferFacts,
     WorkFacts,
 )
-from miractl.units import GIB
 
 if TYPE_CHECKING:
     from miractl.runtime.engine import Engine
-    from miractl.runtime.loading import Outline
 
 Clock = Callable[[], float]
-
-HEADROOM = GIB  # left free for activations, the KV cache's growth and other programs
 
 
 def snapshot(engine: "Engine", uptime: float) -> Snapshot:
@@ -145,28 +138,13 @@ def expert_rows(engine: "Engine") -> list[ExpertRow]:
         ]
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken where the slots are; a control group's limit counts.
+def used_bytes(device: torch.device, others: int) -> int:
+    """What this process has taken of the memory that the slots are in.
 
-    Raises UsageError where a control group hides how much of its limit is used.
+    On a GPU that is the allocator's and the context's: what is in use beyond the bytes that
+    `others` had before.
     """
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = host.probe(Machine()).free
-    if free is None:
-        raise UsageError(
-            "a control group limits memory but hides its use: the free memory is unknown",
-            hint="miractl serve --expert-memory 4GiB",
-        )
-    return free
-
-
-def reserved_bytes(outline: "Outline", dtype: torch.dtype) -> int:
-    """What everything but the experts will take, and the headroom."""
-    experts = {f"{name}.{p}" for name in outline.modules for p in outline.shapes}
-    weights = sum(
-        parameter.numel()
-        for name, parameter in outline.model.named_parameters()
-        if name not in experts
-    )
-    return weights * dtype.itemsize + HEADROOM
+    if device.type != "cuda":
+        return int(psutil.Process().memory_info().rss)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, total - free - others)

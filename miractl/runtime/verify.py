@@ -17,8 +17,8 @@ from miractl.errors import MiractlError
 from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Probabilities
 from miractl.runtime.arena import expert_nbytes
+from miractl.runtime.budget import this_machine
 from miractl.runtime.engine import Engine, EngineOptions
-from miractl.runtime.facts import free_bytes
 from miractl.runtime.loading import Outline, read_outline
 from miractl.runtime.runner import Predictor
 from miractl.runtime.transfer import Mover
@@ -132,8 +132,8 @@ def _prompt(outline: Outline) -> torch.Tensor:
 
 def _refuse_too_large(outline: Outline) -> None:
     need = sum(parameter.numel() for parameter in outline.model.parameters()) * 4
-    free = free_bytes(torch.device("cpu"))
-    if need > 0.8 * free:
+    free = this_machine(torch.device("cpu")).host_free.value
+    if free is not None and need > 0.8 * free:
         raise MiractlError(
             f"the stock model takes {format_bytes(need)} in float32, {format_bytes(free)} is free, "
             "so there is nothing to compare with on this machine",

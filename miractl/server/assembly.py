@@ -7,7 +7,7 @@ from collections.abc import Callable
 from transformers.utils.logging import disable_progress_bar, set_verbosity
 
 from miractl.server.app import EndpointsLike
-from miractl.server.batched import BatchedBackend
+from miractl.server.batched import BatchedBackend, blocks_for
 from miractl.server.handlers import Endpoints
 from miractl.server.job import Backend
 from miractl.server.sequential import SequentialBackend
@@ -27,9 +27,15 @@ def quiet() -> None:
 
 def backends(engine: EngineLike, service: Service) -> list[Callable[[], Backend]]:
     """Back-ends in the order of preference."""
-    concurrency = service.config.max_concurrency
+    config = service.config
+
+    def batched() -> Backend:
+        asked = config.max_concurrency, config.kv_memory
+        blocks = config.kv_blocks or blocks_for(engine.model, service.context, *asked)
+        return BatchedBackend(engine.model, config.max_concurrency, blocks)
+
     return [
-        lambda: BatchedBackend(engine.model, service.context, concurrency),
+        batched,
         lambda: SequentialBackend(engine.model),
     ]
 

@@ -6,8 +6,6 @@ processors, which is replaced by one that gives every request its own sampling.
 """
 
 import logging
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,44 +16,22 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 from transformers.generation.logits_process import LogitsProcessorList
 
+from miractl.checkpoint.geometry import KvGroup
+from miractl.plan import kv, needs
 from miractl.server.job import Deliver, Job, Progress
 from miractl.server.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
-PAGE_TOKENS = 256
-# Prompt tokens a step takes: more of them share each expert that is brought in, but the answers of
-# others wait for the step.
-STEP_TOKENS = 512
-KV_BYTES = 2**30  # for all requests together, unless one whole window needs more
-FREE_SHARE = 0.15  # transformers takes no new prompt with fewer free blocks than this
 
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The size of the key-value cache."""
-
-    blocks: int
-    bytes: int
-
-
-def room_for(context: int, concurrency: int, token_bytes: int) -> Room:
-    """Blocks for `concurrency` windows of `context` tokens within KV_BYTES, at least for one.
-
-    Requests beyond the room wait, or are computed again later: nothing fails for lack of it.
-    """
-    window = math.ceil(context / PAGE_TOKENS) + 1
-    wanted = math.ceil(window * concurrency / (1 - FREE_SHARE))
-    affordable = KV_BYTES // (PAGE_TOKENS * token_bytes)
-    blocks = max(window + 1, min(wanted, affordable))
-    return Room(blocks, blocks * PAGE_TOKENS * token_bytes)
-
-
-def kv_token_bytes(config: Any, itemsize: int) -> int:
-    """Bytes that one token keeps in the caches of all attention layers (an upper bound)."""
+def blocks_for(model: Any, context: int, concurrency: int, bound: int | None) -> int:
+    """Blocks of a cache that no plan has sized, as if every layer attended to everything."""
+    config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * width * itemsize)
+    groups = [KvGroup(config.num_hidden_layers, 2 * heads * width, None)]
+    bound = kv.KV_MEMORY if bound is None else bound
+    return kv.paged_cache(groups, model.dtype.itemsize, context, concurrency, bound).blocks
 
 
 class _Rows(ContinuousBatchingLogitsProcessor):
@@ -91,16 +67,20 @@ class BatchedBackend:
 
     name = "continuous batching"
 
-    def __init__(self, model: Any, context: int, concurrency: int) -> None:
-        """Raises ValueError or another error of transformers for families it cannot batch."""
+    def __init__(self, model: Any, concurrency: int, blocks: int) -> None:
+        """With a key-value cache of so many blocks; requests beyond it wait, or are computed again.
+
+        Raises ValueError or another error of transformers for families it cannot batch.
+        """
         self._model = model
-        token_bytes = kv_token_bytes(model.config.get_text_config(), model.dtype.itemsize)
-        self.room = room_for(context, concurrency, token_bytes)
         self._config = ContinuousBatchingConfig(
-            page_size=PAGE_TOKENS,
-            num_blocks=self.room.blocks,
-            max_batch_tokens=max(STEP_TOKENS, concurrency),
+            page_size=kv.PAGE,
+            num_blocks=blocks,
+            # More prompt tokens a step share each expert that is brought in, but the answers of
+            # others wait for the step.
+            max_batch_tokens=max(needs.CHUNK, concurrency),
             max_requests_per_batch=concurrency,
+            max_memory_percent=1.0,  # the plan keeps the headroom
             max_blocks_per_request=0,
             # The expert cache looks at routing decisions on the host in every layer.
             use_cuda_graph=False,

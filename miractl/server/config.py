@@ -7,7 +7,7 @@ from miractl.errors import UsageError
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_CONCURRENCY = 8
-DEFAULT_CONTEXT = 8192  # tokens; less where the model ends earlier
+MOST_CONCURRENCY = 4096  # requests beyond the memory for keys and values wait
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -19,6 +19,8 @@ class ServerConfig:
     port: int = DEFAULT_PORT  # 0: the system picks a free one
     context: int | None = None  # tokens of prompt and answer together; None: from the model
     max_concurrency: int = DEFAULT_CONCURRENCY  # requests that generate at the same time
+    kv_memory: int | None = None  # bytes for keys and values at most; None: the usual size
+    kv_blocks: int | None = None  # of their cache, by a plan; None: by `kv_memory`
     max_body_bytes: int = 4 * 2**20
     drain_seconds: float = 3.5  # how long open requests may go on after a stop signal
     stop_seconds: float = 5.0  # after this the process ends whatever still runs
@@ -29,8 +31,10 @@ class ServerConfig:
             raise UsageError(f"port {self.port} is not in 0..65535")
         if self.context is not None and self.context < 16:
             raise UsageError(f"context {self.context} is too small: at least 16 tokens")
-        if not 1 <= self.max_concurrency <= 256:
-            raise UsageError(f"max concurrency {self.max_concurrency} is not in 1..256")
+        if not 1 <= self.max_concurrency <= MOST_CONCURRENCY:
+            raise UsageError(
+                f"max concurrency {self.max_concurrency} is not in 1..{MOST_CONCURRENCY}"
+            )
 
     @property
     def max_waiting(self) -> int:

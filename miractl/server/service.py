@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 from miractl.errors import MiractlError
+from miractl.plan.request import PlanRequest
 from miractl.server.answer import Answer, probe
-from miractl.server.config import DEFAULT_CONTEXT, ServerConfig
+from miractl.server.config import ServerConfig
 from miractl.server.errors import ApiError, shutting_down, still_loading
 from miractl.server.job import Backend, Job, Sampling
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
@@ -65,7 +66,8 @@ class Service:
         """
         self.engine = engine
         self.model_id = engine.snapshot().model.id
-        self.context = window(engine.model.config.get_text_config(), self.config.context)
+        longest = getattr(engine.model.config.get_text_config(), "max_position_embeddings", None)
+        self.context = PlanRequest(context=self.config.context).window(longest)
         self._eos = end_tokens(engine.model, engine.tokenizer)
         reasons: list[str] = []
         for make in backends:
@@ -178,19 +180,6 @@ class Service:
         assert self.engine is not None
         prompt = list(self.engine.tokenizer("Hello")["input_ids"])
         return Job("probe", prompt, PROBE_TOKENS, self._eos, Sampling(temperature=0))
-
-
-def window(config: Any, asked: int | None) -> int:
-    """Tokens of prompt and answer together. Raises MiractlError for more than the model has."""
-    longest = getattr(config, "max_position_embeddings", None)
-    if asked is None:
-        return min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
-    if longest is not None and asked > longest:
-        raise MiractlError(
-            f"a context of {asked} tokens is asked for, and the model ends at {longest}",
-            hint=f"--context {longest}",
-        )
-    return asked
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -4,6 +4,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from miractl.plan.advice import machine_notes
+from miractl.plan.planner import Plan
 from miractl.telemetry.snapshot import Snapshot
 from miractl.units import format_bytes
 
@@ -51,6 +53,23 @@ def model_lines(snapshot: Snapshot, backend: str, context: int, concurrency: int
         f" {format_bytes(model.expert_bytes)} for {experts} experts ({share:.0%})",
         f"requests: {backend}, at most {concurrency} at a time, {context} tokens each",
     ]
+
+
+def plan_notes(plan: Plan) -> list[str]:
+    """What the plan has to say before loading: what is odd about the machine, and who waits."""
+    cache, count = plan.needs.kv_cache(), plan.needs.request.concurrency
+    if cache is None or cache.requests >= count:
+        return machine_notes(plan)
+    return [
+        *machine_notes(plan),
+        f"keys and values get {format_bytes(cache.bytes)}: {cache.requests} of {count} requests at"
+        f" full context at once, others wait (--kv-memory for more)",
+    ]
+
+
+def memory_line(planned: int, used: int) -> str:
+    """What the plan gave the process, and what it has taken."""
+    return f"planned {format_bytes(planned)}, using {format_bytes(used)}"
 
 
 def try_lines(url: str, model_id: str, prompt: str) -> list[str]:

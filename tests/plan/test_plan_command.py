@@ -96,6 +96,7 @@ def test_json_is_complete(tmp_path: Path, machine: Callable[[str], None], miract
     assert facts["schema"] == "miractl.plan/1"
     assert set(facts) == {
         *("schema", "name", "runs", "refusal", "model", "machine", "request", "ledgers", "slots"),
+        "kv_cache",
         *("staging", "hit_rate", "forecast", "max_concurrency", "warnings", "change_first"),
     }
     assert facts["machine"]["gpu_memory"]["origin"] == "measured"
@@ -120,6 +121,45 @@ def test_parameters_come_from_all_layers(
     assert binding("--no-prefetch") == "prefetch being off"
     monkeypatch.setenv("MIRACTL_MAX_STAGED_EXPERTS", "2")
     assert binding("--profile", "a10") == "the cap of env MIRACTL_MAX_STAGED_EXPERTS"
+
+
+@pytest.mark.parametrize(
+    ("options", "staged", "said"),
+    [
+        ((), 1, "gives x8: 1 expert is staged at a time (--max-staged-experts for more)"),
+        (("--profile", "a10"), 1, "gives x8: 1 expert is staged at a time"),
+        (("--max-staged-experts", "3"), 3, "gives x8: stage little, --max-staged-experts 1"),
+        (("--max-staged-experts", "1"), 1, "the card can do x16, its slot gives x8"),
+        (("--no-prefetch",), 0, "the card can do x16, its slot gives x8"),
+    ],
+)
+def test_a_narrow_slot_stages_one_unless_the_user_says_more(
+    options: tuple[str, ...],
+    staged: int,
+    said: str,
+    machine: Callable[[str], None],
+    miractl: Miractl,
+) -> None:
+    machine("a10-x8-load")
+    facts = json.loads(miractl("plan", "Qwen3-30B-A3B", "--json", *options).stdout)
+    assert facts["staging"]["max_staged_experts"] == facts["slots"]["staging_limit"] == staged
+    assert [text for text in facts["warnings"] if said in text]
+    machine("a10-x16")
+    wide = json.loads(miractl("plan", "Qwen3-30B-A3B", "--json").stdout)
+    assert wide["staging"]["max_staged_experts"] == 4
+
+
+def test_kv_memory_bounds_the_cache(machine: Callable[[str], None], miractl: Miractl) -> None:
+    machine("a10-x16")
+
+    def cache(*options: str) -> tuple[int, int]:
+        facts = json.loads(miractl("plan", "Qwen3-30B-A3B", "--json", *options).stdout)
+        return facts["kv_cache"]["bytes"], facts["kv_cache"]["full_requests"]
+
+    assert cache("--kv-memory", "8GiB") == (cache("--concurrency", "8", "--kv-memory", "1TiB"))
+    usual, more = cache(), cache("--kv-memory", "4GiB")
+    assert usual[0] <= 2**30 < more[0] <= 2**32
+    assert usual[1] < more[1] < 8
 
 
 @pytest.mark.parametrize(

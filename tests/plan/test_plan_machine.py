@@ -26,11 +26,12 @@ def test_a_measured_gpu() -> None:
     assert machine.link.origin == "measured"
     assert machine.link.value is not None
     assert 10e9 < machine.link.value < 15.8e9
-    assert any("its slot gives x8" in note for note in machine.notes)
+    assert machine.narrow == (8, 16)
 
 
 def test_a_link_at_rest_has_a_theory_and_no_rate() -> None:
     machine = recorded("a10-x16")
+    assert machine.narrow is None
     assert not machine.link.is_known
     assert machine.link_theory.value == pytest.approx(31.5e9, rel=0.01)
 

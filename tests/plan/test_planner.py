@@ -71,7 +71,8 @@ def test_what_runs_fits_line_by_line(
     all_fit = found.slots.slots == found.needs.geometry.expert_count
     assert all_fit or ledger.left < found.needs.expert
     assert 0 <= found.hits.low <= found.hits.high <= 1
-    assert found.max_concurrency >= concurrency
+    assert 1 <= found.needs.at_once <= min(concurrency, found.max_concurrency)
+    assert line(found, "KV cache") == found.needs.kv().bytes
 
 
 @settings(deadline=None, max_examples=40)
@@ -115,18 +116,46 @@ def test_more_context_or_requests_never_take_less(
 def test_the_most_requests_run_and_one_more_does_not() -> None:
     machine = gpu(24 * GB)
     most = plan("Qwen3-30B-A3B", machine).max_concurrency
-    assert plan("Qwen3-30B-A3B", machine, concurrency=most).runs
-    over = plan("Qwen3-30B-A3B", machine, concurrency=most + 1)
+    all_of_them = plan("Qwen3-30B-A3B", machine, concurrency=most, kv_memory=10**15)
+    assert all_of_them.needs.at_once == most
+    assert all_of_them.runs
+    over = plan("Qwen3-30B-A3B", machine, concurrency=most + 1, kv_memory=10**15)
     assert over.refusal is not None
-    assert over.refusal.lower == f"--concurrency {most} or less"
+    size = int(over.refusal.lower.removeprefix("--kv-memory ").removesuffix("MiB or less"))
+    assert plan("Qwen3-30B-A3B", machine, concurrency=most + 1, kv_memory=size * MIB).runs
+
+
+def test_any_concurrency_runs_as_requests_beyond_the_memory_wait() -> None:
+    few, many = (plan("Qwen3-30B-A3B", gpu(24 * GB), concurrency=n) for n in (2, 4096))
+    assert line(few, "KV cache") == line(many, "KV cache") <= GIB
+    assert many.runs
+    assert (few.needs.at_once, many.needs.at_once) == (1, 1)
+    told = next(x.formula for x in many.ledgers[0].lines if x.name == "KV cache")
+    assert told.endswith("1 of 4096 requests at full context, others wait")
+
+
+def test_a_small_machine_keeps_less_for_keys_and_values() -> None:
+    small, large = (
+        plan("Qwen3-30B-A3B", gpu(n), concurrency=8, context=512) for n in (6 * GB, 24 * GB)
+    )
+    assert line(small, "KV cache") < line(large, "KV cache") <= GIB
+    assert small.runs
+    assert 1 <= small.needs.at_once < large.needs.at_once
+
+
+def test_families_that_run_alone_are_alone() -> None:
+    found = plan("DeepSeek-V2-Lite", gpu(24 * GB), concurrency=8)
+    assert (found.needs.at_once, found.max_concurrency) == (1, 1)
+    assert line(found, "KV cache") == 8192 * 27 * 576 * 2
 
 
 def test_the_terms_of_a_plan_by_hand() -> None:
     found = plan("Mixtral-8x7B", gpu(24 * GB), context=4096)
     assert found.needs.expert == 3 * 4096 * 14336 * 2 == 352_321_536
     assert line(found, "weights") == 1_605_636_096 * 2
-    # 17 pages of 256 tokens, 32 layers, keys and values of 8 heads of 128, 15 % kept free.
-    assert line(found, "KV cache") == -(-17 * 256 * 32 * 2 * 8 * 128 * 2 * 100 // 85)
+    # 17 pages of 256 tokens are 20 with 15 % kept free, and 2 spare: of 32 layers, keys and values
+    # of 8 heads of 128.
+    assert line(found, "KV cache") == (20 + 2) * 256 * 32 * 2 * 8 * 128 * 2
     assert line(found, "staging ring", 1) == (256 + 128) * MIB  # 224 and 112 MiB, rounded up
     assert found.slots is not None
     rest = sum(x.bytes for x in found.ledgers[0].lines) - line(found, "expert slots")
@@ -169,20 +198,26 @@ def test_a_cpu_computes_in_float32_and_keeps_everything_in_one_memory() -> None:
         (
             gpu(8 * GB),
             {"context": 32768},
-            "KV cache: 4.74 GiB needed, 2.85 GiB free in the GPU's memory",
+            "KV cache: 4.12 GiB needed, 2.85 GiB free in the GPU's memory",
             "--context 16384 or less",
         ),
         (
             gpu(24 * GB),
-            {"concurrency": 64},
-            "KV cache: 77.6 GiB needed, 9.77 GiB free in the GPU's memory",
-            "--concurrency 13 or less",
+            {"concurrency": 64, "kv_memory": 100 * GB},
+            "KV cache: 77.7 GiB needed, 9.67 GiB free in the GPU's memory",
+            "--kv-memory 16224MiB or less",
+        ),
+        (
+            gpu(24 * GB),
+            {"kv_memory": GIB},
+            "KV cache: 1.12 GiB needed, 1 GiB free in the KV memory",
+            "--kv-memory 1152MiB or more, or a shorter --context",
         ),
         (
             gpu(24 * GB),
             {"expert_memory": "20GiB"},
-            "expert slots: 19.7 GiB needed, 16.9 GiB free in the GPU's memory",
-            "--expert-memory 16GiB or less",
+            "expert slots: 19.7 GiB needed, 17.0 GiB free in the GPU's memory",
+            "--expert-memory 17GiB or less",
         ),
         (
             gpu(24 * GB),
@@ -203,7 +238,16 @@ def test_a_cpu_computes_in_float32_and_keeps_everything_in_one_memory() -> None:
             "more memory for the host than 400 MiB",
         ),
     ],
-    ids=("weights", "context", "concurrency", "budget", "small budget", "ring", "host"),
+    ids=(
+        "weights",
+        "context",
+        "kv memory",
+        "small kv memory",
+        "budget",
+        "small budget",
+        "ring",
+        "host",
+    ),
 )
 def test_a_refusal_names_the_line_and_what_to_lower(
     machine: PlanMachine, asked: dict[str, Any], message: str, lower: str
@@ -217,7 +261,7 @@ def test_a_refusal_names_the_line_and_what_to_lower(
     assert (refused.value.message, refused.value.hint) == (message, lower)
 
 
-@pytest.mark.parametrize("asked", [{"context": 16384}, {"expert_memory": "16GiB"}])
+@pytest.mark.parametrize("asked", [{"context": 16384}, {"expert_memory": "17GiB"}])
 def test_what_a_refusal_proposes_does_run(asked: dict[str, Any]) -> None:
     memory = 8 * GB if "context" in asked else 24 * GB
     assert plan("Mixtral-8x7B", gpu(memory), **asked).runs

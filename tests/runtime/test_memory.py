@@ -22,7 +22,7 @@ def memory(field):
 
 bare = memory("VmRSS")
 from miractl.runtime.engine import Engine
-from miractl.runtime.facts import reserved_bytes, HEADROOM
+from miractl.runtime.budget import sizes_of
 from tests.runtime.models import options
 
 engine = Engine.load(options(Path(sys.argv[1]), "25%"))
@@ -39,7 +39,7 @@ print(json.dumps({
     "budget": facts.cache.budget_bytes,
     "resident": facts.cache.resident_bytes,
     "read": facts.transfer.bytes,
-    "other": reserved_bytes(engine.outline, engine.model.dtype) - HEADROOM,
+    "other": sizes_of(engine.outline, engine.model.dtype).others,
 }))
 """
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from miractl.server import batched
+from miractl.plan import kv, needs
 from miractl.server.config import ServerConfig
 from tests.server.conftest import Running, serving, wait_until
 from tests.server.tiny import TinyEngine, tiny_model, tiny_tokenizer
@@ -169,8 +169,9 @@ def test_short_steps_and_a_full_cache_change_no_answer(
 ) -> None:
     prompts = [f"{prompt} " * 12 for prompt in PROMPTS[:6]]
     roomy = [server.complete(prompt, max_tokens=60) for prompt in prompts]
-    monkeypatch.setattr(batched, "STEP_TOKENS", 16)  # prompts take several steps
-    monkeypatch.setattr(batched, "PAGE_TOKENS", 16)
-    monkeypatch.setattr(batched, "KV_BYTES", 0)  # one window and a little more, for four requests
-    with serving(TinyEngine()) as tight, ThreadPoolExecutor(len(prompts)) as pool:
+    monkeypatch.setattr(needs, "CHUNK", 16)  # prompts take several steps
+    monkeypatch.setattr(kv, "PAGE", 16)
+    # One window and a little more, for four requests.
+    config = ServerConfig(port=0, max_concurrency=4, kv_memory=1)
+    with serving(TinyEngine(), config) as tight, ThreadPoolExecutor(len(prompts)) as pool:
         assert list(pool.map(lambda p: tight.complete(p, max_tokens=60), prompts)) == roomy

@@ -64,7 +64,14 @@ def test_a_host_that_is_none_is_wrong_usage() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"port": 65536}, {"port": -1}, {"context": 3}, {"max_concurrency": 0}]
+    "wrong",
+    [
+        {"port": 65536},
+        {"port": -1},
+        {"context": 3},
+        {"max_concurrency": 0},
+        {"max_concurrency": 4097},
+    ],
 )
 def test_settings_that_cannot_work(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
@@ -146,7 +153,7 @@ def test_a_window_beyond_the_model_ends_the_server() -> None:
     _, _, thread, results = start(gate, ServerConfig(port=0, context=100_000))
     gate.open.set()
     thread.join(PATIENCE)
-    assert "100000 tokens" in str(results[0])
+    assert "100,000 tokens" in str(results[0])
     assert "128" in str(results[0])
 
 

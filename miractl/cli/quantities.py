@@ -1,0 +1,39 @@
+"""Quantities with their unit on the command line, and the options that size the service."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from miractl import units
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class UnitType(click.ParamType[Any]):
+    """A quantity with its unit on the command line, in base units inside."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Base units. Fails with how to write it."""
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = UnitType("size", units.parse_bytes)
+RATE = UnitType("rate", units.parse_rate)
+SECONDS = UnitType("duration", units.parse_seconds)
+
+
+def kv_option(f: F) -> F:
+    """`--kv-memory`, bytes as `kv_memory`."""
+    return click.option(
+        "--kv-memory",
+        type=SIZE,
+        help="Most memory for keys and values; requests beyond it wait."
+        "  [default: 1GiB, less where memory is short]",
+    )(f)

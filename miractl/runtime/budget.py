@@ -1,0 +1,69 @@
+"""Slots of an engine: those of its plan, or for a budget of its own."""
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from miractl.plan.books import CUDA_CONTEXT
+from miractl.plan.machine import PlanMachine, Quantity, machine_for
+from miractl.plan.sizes import Sizes, slots_asked, slots_left
+from miractl.plan.slots import SlotPlan
+from miractl.probe.snapshot import take
+from miractl.runtime.arena import expert_nbytes
+
+if TYPE_CHECKING:
+    from miractl.runtime.engine import EngineOptions
+    from miractl.runtime.loading import Outline
+
+log = logging.getLogger(__name__)
+
+
+def slots_for(
+    options: "EngineOptions", outline: "Outline", device: torch.device, dtype: torch.dtype
+) -> SlotPlan:
+    """The planned slots, those for the asked budget, or those for what is free.
+
+    Raises UsageError for a budget that is too small, MiractlError where the rest does not fit.
+    """
+    sizes = sizes_of(outline, dtype)
+    if options.slots is not None:
+        if sizes.agree_with(options.slots):
+            return options.slots
+        log.warning(
+            "the plan is not for this model on %s in %s: slots by the weights' sizes alone",
+            *(device, str(dtype).removeprefix("torch.")),
+        )
+    values = options.parameters
+    staged = values["max_staged_experts"] if values["prefetch"] else 0
+    if options.expert_memory is not None:
+        return slots_asked(sizes, options.expert_memory, staged)
+    return slots_left(sizes, this_machine(device), staged)
+
+
+def sizes_of(outline: "Outline", dtype: torch.dtype) -> Sizes:
+    """What the model says of itself, computing in `dtype`."""
+    experts = {f"{name}.{p}" for name in outline.modules for p in outline.shapes}
+    others = sum(
+        parameter.numel()
+        for name, parameter in outline.model.named_parameters()
+        if name not in experts
+    )
+    return Sizes(
+        layers=len(outline.layers),
+        experts=outline.experts,
+        top_k=outline.top_k,
+        expert=expert_nbytes(outline.shapes, dtype),
+        others=others * dtype.itemsize,
+    )
+
+
+def this_machine(device: torch.device) -> PlanMachine:
+    """The machine as far as slots on `device` ask; a GPU's memory as torch sees it."""
+    if device.type != "cuda":
+        return machine_for(take(), device="cpu")
+    free, total = torch.cuda.mem_get_info(device)
+    free = min(total, free + CUDA_CONTEXT)  # which asking has made
+    name = torch.cuda.get_device_name(device)
+    size, left = (Quantity(value, "measured") for value in (total, free))
+    return PlanMachine(name, "cuda", gpu_memory=size, gpu_free=left)
