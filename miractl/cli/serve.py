@@ -1,7 +1,9 @@
 """`miractl serve`: an OpenAI-compatible server on the bundled runtime."""
 
 import functools
+import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +14,10 @@ from miractl import paths
 from miractl.cli.options import log_options, parameter_options, profile_option, setting_option
 from miractl.cli.quantities import kv_option
 from miractl.errors import UsageError
+from miractl.output import Output
 from miractl.server.config import DEFAULT_CONCURRENCY, MOST_CONCURRENCY
 
 if TYPE_CHECKING:
-    from miractl.output import Output
     from miractl.plan.planner import Plan
     from miractl.plan.request import PlanRequest
     from miractl.server.config import ServerConfig
@@ -69,7 +71,6 @@ def command(
     """
     from miractl import log
     from miractl.config import resolve_parameters
-    from miractl.output import Output
     from miractl.plan.request import request_from
     from miractl.profiles import load_profile
     from miractl.server.config import ServerConfig
@@ -79,7 +80,7 @@ def command(
     settings = resolve_parameters(loaded, parameters)
     path, model_id = locate(model)
     config = ServerConfig(host, port, context, max_concurrency, kv_memory)
-    out = Output()
+    out = _Lines() if log_format == "json" else Output()
     if model is None and expert_memory is None:
         expert_memory = DEMO_EXPERT_MEMORY
         out.note(
@@ -102,6 +103,18 @@ def command(
         "profile": loaded.name,
     }
     _serve(config, options, request, out)
+
+
+class _Lines(Output):
+    """With JSON lines asked for, what is said in words goes to the log too."""
+
+    def note(self, text: str) -> None:
+        """Log a line."""
+        logging.getLogger("miractl.serve").info("%s", text.strip())
+
+    def warn(self, text: str) -> None:
+        """Log a warning."""
+        logging.getLogger("miractl.serve").warning("%s", text.strip())
 
 
 def locate(model: str | None) -> tuple[Path, str]:
@@ -187,5 +200,5 @@ def _ready(
         out.note(words.memory_line(plan.own_bytes, used))
     out.note(f"ready on {url}")
     prompt = "ROMEO:" if service.model_id == DEMO_ID else "Once upon a time"
-    for line in words.try_lines(url, service.model_id, prompt):
+    for line in words.try_lines(url, service.model_id, prompt, words.command_name(sys.argv[0])):
         out.note(line)

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from miractl.server.errors import ApiError, still_loading
+from miractl.server.requestlog import CLIENT_GONE, RequestLog
 from miractl.server.requests import ChatRequest, CompletionRequest, parse
 from miractl.server.service import Service
 from miractl.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -27,7 +28,6 @@ REQUEST_ID = "x-request-id"
 EXPERTS_SCHEMA = "miractl.experts/1"
 # Of a body that is too large so much is still read, so that the client gets to read the answer.
 DRAIN_BYTES = 64 * 2**20
-CLIENT_GONE = 499
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -49,7 +49,7 @@ class Application:
         self.service = service
         self.endpoints: EndpointsLike | None = None
         self._metrics = Metrics(service.snapshot, build)
-        self.asgi = Starlette(
+        application = Starlette(
             routes=[
                 self._route("/health", self._health),
                 self._route("/ready", self._health),
@@ -63,6 +63,7 @@ class Application:
             ],
             exception_handlers={HTTPException: _http_error},
         )
+        self.asgi = RequestLog(application)
 
     def _route(self, path: str, handler: Handler, method: str = "GET") -> Route:
         return Route(path, _guarded(handler), methods=[method])

@@ -1,6 +1,8 @@
 """What a server says when it starts, in plain words. Pure: figures in, lines out."""
 
+import os
 import shlex
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,16 +74,23 @@ def memory_line(planned: int, used: int) -> str:
     return f"planned {format_bytes(planned)}, using {format_bytes(used)}"
 
 
-def try_lines(url: str, model_id: str, prompt: str) -> list[str]:
+def try_lines(url: str, model_id: str, prompt: str, command: str = "miractl") -> list[str]:
     """What to type next."""
     body = f'{{"model": "{model_id}", "prompt": "{prompt}", "max_tokens": 100, "stream": true}}'
     option = "" if url == DEFAULT_URL else f" --url {url}"
     return [
         "try:",
         f"  curl -N {url}/v1/completions -d {shlex.quote(body)}",
-        f"  miractl top{option}",
-        f"  miractl heat export{option} -o heat.csv",
+        f"  {command} top{option}",
+        f"  {command} heat export{option} -o heat.csv",
     ]
+
+
+def command_name(argv0: str) -> str:
+    """What to type for miractl: its path, where the shell would not find it by its name."""
+    if shutil.which("miractl") or not os.access(argv0, os.X_OK):
+        return "miractl"
+    return shlex.quote(os.path.relpath(argv0))
 
 
 def _plain(value: Any) -> str:

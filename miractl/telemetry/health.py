@@ -18,8 +18,9 @@ FEWEST_BETS = 50
 BUSIEST = 0.90  # share of time; above it requests queue for the link
 MOST_WASTED = 0.30  # share of the transferred bytes that were wrong bets
 SLOWEST_LINK = 0.50  # of the measured peak, while a transfer is under way
-# Below this the hand-over between threads sets the time of a switch, not the transfer.
-SHORTEST_SWITCH = 1e-3
+# Below this the hand-over between threads sets the time of a switch, not the transfer; where the
+# processors also read and compute, they are often busy.
+SHORTEST_SWITCH = {"host": 1e-3, "disk": 5e-3}  # by the source of transfers
 MOST_FRAGMENTED = 0.20
 
 
@@ -158,7 +159,7 @@ def _busy_advice(snapshot: Snapshot, span: Span) -> str:
     if peak and span.busy_rate and span.busy_rate < SLOWEST_LINK * peak:
         return (
             f"it gives {format_rate(span.busy_rate)} of {format_rate(peak)} measured; "
-            "look for other load on it"
+            "look for other load on it or on the processors"
         )
     if snapshot.cache.slots < total_experts(snapshot):
         return f"{_more_memory(snapshot)}, or send fewer requests at a time"
@@ -175,7 +176,7 @@ def judge_switch(snapshot: Snapshot, span: Span) -> Verdict:
     if expected is None:
         advice = "the best transfer rate of this machine is not measured yet"
         return Verdict("switch latency", value, shown, "n/a", Status.UNKNOWN, advice)
-    limit = max(model.top_k * expected, SHORTEST_SWITCH)
+    limit = max(model.top_k * expected, SHORTEST_SWITCH[transfer.source])
     text = f"P95 ≤ {format_seconds(limit)}, for {format_bytes(model.expert_bytes)} experts"
     if value is None or switch.count < FEWEST_SWITCHES:
         advice = "too few switches to judge"
@@ -196,7 +197,7 @@ def _switch_advice(snapshot: Snapshot, span: Span) -> str:
     if peak and span.busy_rate and span.busy_rate < SLOWEST_LINK * peak:
         return (
             f"{source} gives {format_rate(span.busy_rate)} while busy, {format_rate(peak)} was "
-            "measured: look for other load on it"
+            "measured: look for other load on it or on the processors"
         )
     if span.waves > span.steps / 10:
         return f"large steps miss many experts at once: {_more_memory(snapshot)}"

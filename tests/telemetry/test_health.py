@@ -98,23 +98,26 @@ def test_on_cuda_the_link_is_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expert_bytes", "peak", "p95", "status"),
+    ("source", "expert_bytes", "peak", "p95", "status"),
     [
-        (9_437_184, 25e9, 1.4e-3, Status.OK),  # 4 transfers of 0.38 ms
-        (9_437_184, 25e9, 1.6e-3, Status.WARN),
-        (352_321_536, 25e9, 40e-3, Status.OK),  # a coarse expert takes 14 ms
-        (352_321_536, 25e9, 60e-3, Status.WARN),
-        (100_000, 25e9, 0.9e-3, Status.OK),  # hand-over between threads, not transfer
-        (100_000, None, 0.9e-3, Status.UNKNOWN),
+        ("host", 9_437_184, 25e9, 1.4e-3, Status.OK),  # 4 transfers of 0.38 ms
+        ("host", 9_437_184, 25e9, 1.6e-3, Status.WARN),
+        ("host", 352_321_536, 25e9, 40e-3, Status.OK),  # a coarse expert takes 14 ms
+        ("host", 352_321_536, 25e9, 60e-3, Status.WARN),
+        ("host", 100_000, 25e9, 0.9e-3, Status.OK),  # hand-over between threads, not transfer
+        ("host", 100_000, 25e9, 4e-3, Status.WARN),
+        ("disk", 100_000, 25e9, 4e-3, Status.OK),  # the processors read and compute too
+        ("disk", 100_000, 25e9, 6e-3, Status.WARN),
+        ("host", 100_000, None, 0.9e-3, Status.UNKNOWN),
     ],
 )
 def test_switch_latency_is_judged_by_the_experts_size(
-    expert_bytes: int, peak: float | None, p95: float, status: Status
+    source: str, expert_bytes: int, peak: float | None, p95: float, status: Status
 ) -> None:
     snapshot = changed(
         BASE,
         model={"expert_bytes": expert_bytes},
-        transfer={"peak_bytes_per_second": peak},
+        transfer={"peak_bytes_per_second": peak, "source": source},
         switch={"expected_seconds": None, "p95_seconds": p95},
     )
     assert verdict(SWITCH, snapshot).status is status
