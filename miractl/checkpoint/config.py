@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from miractl.checkpoint.regular import refuse_special
 from miractl.errors import MiractlError
 
 CONFIG = "config.json"
@@ -120,6 +121,10 @@ LARGEST = 2**31 - 1
 _OUTER = ("architectures", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 
 
+class UnknownFamilyError(MiractlError):
+    """A model type without a row in our tables; nothing is known against it."""
+
+
 class ModelConfig:
     """One config.json. A config with a `text_config` is read as that, the rest filled in."""
 
@@ -138,6 +143,7 @@ class ModelConfig:
         """Raises MiractlError for a missing or unreadable config.json."""
         path = folder / CONFIG
         try:
+            refuse_special(path)
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise MiractlError(f"{path}: {error.strerror or error}") from None
@@ -150,6 +156,11 @@ class ModelConfig:
     def error(self, text: str, hint: str | None = None) -> MiractlError:
         """An error about this file."""
         return MiractlError(f"{self.path}: {text}", hint=hint)
+
+    def unknown_family(self, kind: object, known: str) -> "UnknownFamilyError":
+        """A model type that cannot be sized here."""
+        text = f"{self.path}: models of type {kind!r} are not known here"
+        return UnknownFamilyError(text, hint=f"known: {known}")
 
     def given(self, name: str) -> dict[str, Any]:
         """What each key that is there says about `name`."""

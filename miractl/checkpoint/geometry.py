@@ -213,7 +213,7 @@ def _family(config: ModelConfig) -> tuple[str, Family]:
         raise config.error("model_type is not there")
     if not isinstance(kind, str) or kind not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise config.error(f"models of type {kind!r} are not known here", hint=f"known: {known}")
+        raise config.unknown_family(kind, known)
     return kind, FAMILIES[kind]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from miractl.checkpoint.faults import FileFaultError
+from miractl.checkpoint.regular import refuse_special
 
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -69,6 +70,7 @@ def read_header(path: Path) -> dict[str, TensorRange]:
 def scan_header(path: Path) -> Header:
     """The header of one file, which may be truncated. Raises FileFaultError for any other fault."""
     try:
+        refuse_special(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(_PREFIX)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from miractl.checkpoint import completeness
-from miractl.checkpoint.config import ModelConfig
+from miractl.checkpoint.config import ModelConfig, UnknownFamilyError
 from miractl.checkpoint.experts import ExpertTensor, below_layer, find_experts, is_draft
 from miractl.checkpoint.faults import Fault
 from miractl.checkpoint.geometry import Geometry, geometry_of
@@ -42,12 +42,12 @@ class Inspection:
         return not any(fault.fatal for fault in self.faults)
 
     def refuse(self) -> None:
-        """Raise the first fault of the files that makes them unusable.
+        """Raise the first fault that makes the checkpoint unusable.
 
-        What cannot be sized here is called a fault of the config; transformers may still know it.
+        A family that cannot be sized here is no such fault: transformers may still know it.
         """
         for fault in self.faults:
-            if fault.fatal and fault.code != "config":
+            if fault.fatal and fault.code != "family":
                 raise fault.error()
 
 
@@ -62,7 +62,8 @@ def inspect_folder(folder: Path) -> Inspection:
         config = ModelConfig.read(folder)
         geometry = geometry_of(config, has_head)
     except MiractlError as error:
-        fault = Fault("config", error.message, error.hint)
+        code = "family" if isinstance(error, UnknownFamilyError) else "config"
+        fault = Fault(code, error.message, error.hint)
         stored = _stored(contents, {})
         shards = tuple(contents.shards)
         return Inspection(folder, None, None, shards, stored, (fault, *contents.faults))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from miractl.checkpoint.faults import Fault, FileFaultError
 from miractl.checkpoint.header import TensorRange, scan_header
+from miractl.checkpoint.regular import refuse_special
 from miractl.errors import MiractlError
 
 INDEX = "model.safetensors.index.json"
@@ -161,6 +162,7 @@ def _read_index(contents: Contents) -> dict[str, str] | None:
     if not index.exists():
         return None
     try:
+        refuse_special(index)
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         text = f"{index}: no readable weight_map ({error})"

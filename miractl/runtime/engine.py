@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 MB = 10**6  # the unit of dma_buffer_size_mb
 THREADED_WEIGHTS = 2**20  # of one expert
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -164,9 +165,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer beside the weights. Raises MiractlError in one line."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise MiractlError(f"{folder} has no tokenizer that can be loaded: {reason}") from None
+    except Exception as error:  # broken files surface as whatever their parser trips over
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise MiractlError(f"{folder} has no tokenizer that can be loaded ({reason})") from error
+    if not any(path.name in TOKENIZER_FILES for path in folder.iterdir()):
+        raise MiractlError(
+            f"{folder} has no tokenizer files", hint="download tokenizer.json beside the weights"
+        )
     return tokenizer
 
 

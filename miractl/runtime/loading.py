@@ -122,7 +122,7 @@ class Checkpoint:
                 hint=TIED if missing == ["lm_head.weight"] else "download the checkpoint again",
             )
         if (self.folder / "generation_config.json").exists():
-            model.generation_config = GenerationConfig.from_pretrained(self.folder)
+            model.generation_config = _generation_config(self.folder)
         result: PreTrainedModel = model.eval()
         return result
 
@@ -163,8 +163,24 @@ def _config(folder: Path) -> PreTrainedConfig:
         raise MiractlError(f"{folder} has no config.json")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-    except (ValueError, OSError, KeyError) as error:
-        raise MiractlError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # its classes check their fields in many ways
+        reason = " ".join(str(error).split())
+        raise MiractlError(f"{folder / 'config.json'}: {reason}") from error
+    return config
+
+
+def _generation_config(folder: Path) -> GenerationConfig:
+    """Raises MiractlError for end-of-text ids that are none."""
+    try:
+        config = GenerationConfig.from_pretrained(folder)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise MiractlError(f"{folder / 'generation_config.json'}: {reason}") from error
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    if not all(end is None or type(end) is int for end in ends):
+        raise MiractlError(
+            f"{folder / 'generation_config.json'}: eos_token_id is {config.eos_token_id!r}, no id"
+        )
     return config
 
 

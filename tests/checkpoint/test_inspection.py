@@ -1,6 +1,7 @@
 """Faults of broken checkpoints: each is found, named and, where it is in the way, fatal."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -254,5 +255,16 @@ def test_formats_that_are_not_read(tmp_path: Path, stored: dict[str, Any], code:
 def test_a_config_that_is_refused_is_a_fault_beside_the_others(tmp_path: Path) -> None:
     tiny.write(tmp_path, tiny.tensors(), {"model_type": "brandnew"}, index=False)
     found = inspect_folder(tmp_path)
-    assert codes(found) == ["config", "no-index"]
+    assert codes(found) == ["family", "no-index"]
     assert (found.geometry, found.usable) == (None, False)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    tiny.write(tmp_path, tiny.tensors(), {}, index=False)
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    found = inspect_folder(tmp_path)
+    assert any("not a regular file" in fault.text for fault in found.faults)

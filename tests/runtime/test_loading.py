@@ -1,6 +1,7 @@
 """What cannot be loaded is refused in one line, before anything large is read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_a_dense_model_is_refused(tmp_path: Path) -> None:
         num_attention_heads=2,
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(MiractlError, match="llama has no experts"):
+    with pytest.raises(MiractlError, match="not a Mixture-of-Experts model"):
         Engine.load(options(tmp_path, "100%"))
 
 
@@ -148,3 +149,34 @@ def test_a_path_finds_experts_of_a_class_nobody_told_us_of(
         assert (engine.model(prompt).logits - stock(prompt).logits).abs().max() <= 1e-5
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id is 'x', no id"),
+        ("generation_config.json", "[" * 10_000, "generation_config.json: "),
+        ("config.json", "[" * 10_000, "config.json is not valid JSON"),
+    ],
+)
+def test_a_broken_json_file_is_named(tmp_path: Path, name: str, content: str, says: str) -> None:
+    make_model(tmp_path, "Qwen3Moe")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(MiractlError) as refused:
+        load(tmp_path, 12) if name != "config.json" else Engine.load(options(tmp_path, "100%"))
+    assert says in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "has no tokenizer files"), ("{}", "no tokenizer that can be loaded")],
+)
+def test_a_tokenizer_that_lacks_or_is_broken_is_refused_before_loading(
+    tmp_path: Path, content: str | None, says: str
+) -> None:
+    make_model(tmp_path, "Qwen3Moe")
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(MiractlError, match=says):
+        Engine.load(replace(options(tmp_path, "100%"), with_tokenizer=True))
