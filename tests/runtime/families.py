@@ -108,7 +108,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "expert_layer_offset": 0,
         "use_mamba_kernels": False,
     },
-    "kimi_linear": MLA | HALF_LINEAR,
+    "kimi_linear": MLA | HALF_LINEAR | {"linear_attn_config": {"head_dim": 16, "num_heads": 4}},
     "kolibri1": {},
     "laguna": {},
     "lara_mini": {},
