@@ -53,7 +53,7 @@ class LeastRecentlyUsed:
 class HeatEviction:
     """Residents below the heat threshold go first, coldest first; the rest by least recent use.
 
-    A newcomer below the threshold displaces nobody above it (spec M4).
+    A newcomer below the threshold displaces nobody above it.
     """
 
     def __init__(self, heat: HeatTable, layers: int, experts: int) -> None:
@@ -82,5 +82,5 @@ class HeatEviction:
         return bool(self.heat.scores(victim.layer)[victim.expert] < threshold)
 
     def feedback(self, key: ExpertKey, used: bool) -> None:
-        """Spec M3."""
+        """Warm up what was bet on rightly, cool down what was not."""
         self.heat.feedback(key.layer, key.expert, used)

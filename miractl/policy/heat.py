@@ -1,6 +1,6 @@
 """The heat score: how much each expert has been wanted lately, in [0, 1].
 
-Three rules feed it (spec M1 to M3), a fourth reads it (M4):
+Three rules feed it, a fourth reads it (the design of Mira, adaptive expert caching):
 
 - Activation: +0.1 for each step that activates the expert, x decay for each full 100 ms without.
   A step counts once however many of its tokens chose the expert, so one long prompt cannot lift an
