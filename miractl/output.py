@@ -27,22 +27,29 @@ _PLAIN = str.maketrans(
 )
 
 
-def use_color(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that wants colour."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+def use_color(stream: TextIO | None) -> bool:
+    """Whether `stream` is a terminal that wants colour. None is a stream that was closed."""
+    if stream is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
 
 
-def use_unicode(stream: TextIO) -> bool:
+def use_unicode(stream: TextIO | None) -> bool:
     """Whether `stream` may get more than ASCII: its encoding is a UTF, its locale is not C."""
     # Python writes UTF-8 under LC_ALL=C, but whoever set that asked for plain text.
-    if os.environ.get("LC_ALL") in ("C", "POSIX"):
+    if stream is None or os.environ.get("LC_ALL") in ("C", "POSIX"):
         return False
     try:
         return codecs.lookup(stream.encoding or "ascii").name.startswith("utf")
     except LookupError:
         return False
+
+
+def open_stdout() -> TextIO:
+    """Standard output. Raises MiractlError where the process was started without one."""
+    if sys.stdout is None:
+        raise MiractlError("standard output is closed", hint="without >&-")
+    return sys.stdout
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
@@ -73,11 +80,11 @@ class Output:
         self._color = color
         self._unicode = unicode
 
-    def use_color(self, stream: TextIO) -> bool:
+    def use_color(self, stream: TextIO | None) -> bool:
         """Whether this output colours what goes to `stream`."""
         return use_color(stream) if self._color is None else self._color
 
-    def use_unicode(self, stream: TextIO) -> bool:
+    def use_unicode(self, stream: TextIO | None) -> bool:
         """Whether this output writes more than ASCII to `stream`."""
         return use_unicode(stream) if self._unicode is None else self._unicode
 
@@ -93,13 +100,14 @@ class Output:
         return glyph if self.use_unicode(sys.stdout) else word
 
     def data(self, text: str) -> None:
-        """Write a line of data to stdout."""
-        self._write(sys.stdout, text)
+        """Write a line of data to stdout. Raises MiractlError where that is closed."""
+        self._write(open_stdout(), text)
 
     def json(self, obj: Any) -> None:
         """Write `obj` to stdout as readable JSON. Raises ValueError for NaN and infinity."""
         ascii_only = not self.use_unicode(sys.stdout)
-        self._write(sys.stdout, json.dumps(obj, indent=2, ensure_ascii=ascii_only, allow_nan=False))
+        text = json.dumps(obj, indent=2, ensure_ascii=ascii_only, allow_nan=False)
+        self._write(open_stdout(), text)
 
     def note(self, text: str) -> None:
         """Write a line to stderr."""
@@ -115,7 +123,9 @@ class Output:
         if error.hint:
             self._write(sys.stderr, f"{self.style('hint:', 'cyan', sys.stderr)}  {error.hint}")
 
-    def _write(self, stream: TextIO, text: str) -> None:
+    def _write(self, stream: TextIO | None, text: str) -> None:
+        if stream is None:
+            return  # stderr is closed: nobody wants to know
         if not self.use_unicode(stream):
             text = text.translate(_PLAIN)
         encoding = stream.encoding or "utf-8"

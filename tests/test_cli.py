@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -163,3 +164,64 @@ def test_reader_that_has_gone_is_no_error() -> None:
     process.stdout.close()
     assert (process.stderr.read(), process.wait()) == (b"", 1)
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["profiles", "list"], ["heat", "export", "-o", "-"], ["env"], ["doctor", "--list", "--json"]],
+)
+def test_closed_standard_output_is_said(command: list[str]) -> None:
+    run = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "miractl", *command]
+    done = subprocess.run(run, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: standard output is closed\nhint:  without >&-\n",
+    )
+
+
+def test_ctrl_c_while_it_is_imported() -> None:
+    code = (
+        "import sys; from miractl import __main__\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, *args): raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "__main__.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--device", "gpu"], "unknown device 'gpu'"),
+        (["--device", "cuda:x"], "unknown device 'cuda:x'"),
+        (["--expert-memory", "0"], "'0' needs a unit"),
+        (["--expert-memory", "-1"], "'-1' is not a size"),
+        (["--expert-memory", "101%"], "'101%' is not a share"),
+        (["--expert-memory", "nan%"], "'nan%' is not a share"),
+        (["--expert-memory", "0GiB"], "'0GiB' is not above 0"),
+        (["--expert-memory", "1e30GiB"], "'1e30GiB' is not above 0 and up to 1024 TiB"),
+        (["--context", "99999999999"], "--context: 99999999999 is not in the range"),
+    ],
+)
+def test_serve_checks_its_options_before_it_listens(
+    options: list[str], says: str, miractl: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miractl.cli.serve._serve", lambda *args: pytest.fail("served"))
+    result = miractl("serve", *options)
+    assert result.exit_code == 2
+    assert says in result.stderr.splitlines()[0]
+
+
+def test_an_export_from_a_deleted_folder_names_the_file(
+    miractl: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = miractl("heat", "export", "-o", "h.csv")
+    monkeypatch.chdir(tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: h.csv: the folder that this command runs in")

@@ -90,6 +90,19 @@ def test_streams(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == "note\nwarning: careful\nerror: broken\nhint:  mend\n"
 
 
+def test_closed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    out = Output()
+    assert out.mark("ok") == "ok"
+    assert out.style("x", "red") == "x"
+    for write in (out.data, out.json):
+        with pytest.raises(MiractlError, match="standard output is closed"):
+            write("data")
+    out.note("nobody hears")
+    out.error(MiractlError("nobody hears"))
+
+
 def test_json_has_no_nan() -> None:
     with pytest.raises(ValueError, match="JSON"):
         Output().json({"a": float("nan")})

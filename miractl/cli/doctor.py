@@ -13,7 +13,7 @@ from miractl.doctor.registry import CHECKS, choose
 from miractl.doctor.render import render
 from miractl.doctor.report import FailOn, Report, to_json
 from miractl.errors import UsageError
-from miractl.output import Output, table
+from miractl.output import Output, open_stdout, table
 from miractl.probe import configuration, server, snapshot
 from miractl.probe import port as ports
 from miractl.profiles import Profile, list_profiles, load_profile
@@ -194,7 +194,7 @@ def _print(report: Report, form: str, out: Output) -> None:
         if ignorant := report.with_status(Status.UNKNOWN):
             out.note(f"unknown: {_ids(ignorant)}")
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = shutil.get_terminal_size().columns if open_stdout().isatty() else None
     plain = not out.use_unicode(sys.stdout)
     out.data(render(report, out, short=form == "short", plain=plain, width=width))
 

@@ -1,5 +1,6 @@
 """`miractl heat`: how hot each expert is, as a file, and which ones nobody uses."""
 
+import os
 from itertools import groupby
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import click
 
 from miractl.cli.options import json_option, url_option
 from miractl.errors import UsageError
-from miractl.output import Output, table
+from miractl.output import Output, open_stdout, table
 from miractl.telemetry.client import Client
 from miractl.telemetry.heat_export import RENDERERS, ColdLayer, check_target, cold, export, iso_time
 from miractl.units import format_share
@@ -50,13 +51,26 @@ def export_command(output: str, kind: str | None, url: str) -> None:
     """
     if not output:
         raise UsageError("-o needs the name of a file", hint="miractl heat export -o heat.csv")
-    if output != "-":
-        check_target(Path(output))
+    if output == "-":
+        open_stdout()
+    else:
+        _check_file(Path(output))
     suffix = Path(output).suffix.lower().removeprefix(".")
     experts = Client(url).experts()
     export(experts, output, kind or (suffix if suffix in RENDERERS else "csv"))
     where = "standard output" if output == "-" else output
     Output().note(f"wrote {len(experts.rows)} experts of {experts.model} to {where}")
+
+
+def _check_file(path: Path) -> None:
+    """Raise UsageError when nothing can be written at `path`."""
+    try:
+        os.path.realpath(path)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path}: the folder that this command runs in has been deleted", hint="cd to another"
+        ) from None
+    check_target(path)
 
 
 @command.command("cold")

@@ -99,7 +99,8 @@ def _guarded(run: Callable[[], Any]) -> int:
     """Run a command line and turn what it raises into a line on stderr and an exit code."""
     try:
         result = run()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         # With standalone_mode=False click returns the code of ctx.exit().
         return int(result) if isinstance(result, int) else ExitCode.OK
     except click.exceptions.NoArgsIsHelpError as error:
@@ -112,10 +113,11 @@ def _guarded(run: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except Exception as error:
-        return _report(error)
+        return report(error)
 
 
-def _report(error: Exception) -> int:
+def report(error: Exception) -> int:
+    """Say on stderr what went wrong; the exit code for it."""
     from miractl.output import Output
 
     if os.environ.get("MIRACTL_DEBUG"):

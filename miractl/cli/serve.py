@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,14 @@ from miractl.cli.options import log_options, parameter_options, profile_option, 
 from miractl.cli.quantities import kv_option
 from miractl.errors import UsageError
 from miractl.output import Output
-from miractl.server.config import DEFAULT_CONCURRENCY, MOST_CONCURRENCY
+from miractl.server.config import (
+    DEFAULT_CONCURRENCY,
+    LEAST_CONTEXT,
+    MOST_CONCURRENCY,
+    MOST_CONTEXT,
+)
+from miractl.server.signals import StopSignals, exit_now
+from miractl.units import TIB, format_bytes
 
 if TYPE_CHECKING:
     from miractl.plan.planner import Plan
@@ -25,13 +33,20 @@ if TYPE_CHECKING:
 
 DEMO_ID = "miractl-demo"
 DEMO_EXPERT_MEMORY = "40%"
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
 
 
 @click.command()
 @click.argument("model", required=False)
 @profile_option
 @setting_option("host", "port", "device", "expert_memory")
-@click.option("--context", type=click.IntRange(min=16), metavar="TOKENS", help="Context window.")
+@click.option(
+    "--context",
+    type=click.IntRange(LEAST_CONTEXT, MOST_CONTEXT),
+    metavar="TOKENS",
+    help="Context window.",
+)
 @kv_option
 @click.option(
     "--max-concurrency",
@@ -60,8 +75,9 @@ def command(
 
     Without MODEL it is the small demo model that comes with miractl. What does not fit is refused
     before anything is loaded, with what to turn down; miractl plan shows the whole account. Ctrl-C
-    or SIGTERM ends the server within five seconds; a second Ctrl-C ends it at once. Exit codes: 0
-    after SIGTERM, 130 after Ctrl-C, 1 when the port is in use or the model does not fit or load.
+    or SIGTERM ends the server within five seconds, a second one at once. Exit codes: 0 after
+    SIGTERM, 130 after Ctrl-C or a second signal, 1 when the port is in use or the model does not
+    fit or load.
 
     \b
     Examples:
@@ -76,6 +92,9 @@ def command(
     from miractl.server.config import ServerConfig
 
     log.configure(log_level, log_format)
+    check_device(device)
+    if expert_memory is not None:
+        check_expert_memory(expert_memory)
     loaded = load_profile(profile)
     settings = resolve_parameters(loaded, parameters)
     path, model_id = locate(model)
@@ -102,7 +121,9 @@ def command(
         "parameters": {name: setting.value for name, setting in settings.items()},
         "profile": loaded.name,
     }
-    _serve(config, options, request, out)
+    signals = StopSignals(config.stop_seconds)
+    with signals.installed():
+        _serve(config, options, request, out, signals)
 
 
 class _Lines(Output):
@@ -139,12 +160,34 @@ def locate(model: str | None) -> tuple[Path, str]:
     return path, path.resolve().name
 
 
+def check_device(device: str) -> None:
+    """Raise UsageError for what names no device; whether it is there shows later."""
+    if not DEVICE.fullmatch(device):
+        raise UsageError(f"unknown device {device!r}", hint="--device auto, cpu or cuda:0")
+
+
+def check_expert_memory(text: str) -> None:
+    """Raise UsageError for what is no size and no share, or one that no model can mean."""
+    from miractl.plan.slots import parse_budget
+
+    if not 0 < parse_budget(text, TIB) <= MOST_EXPERT_MEMORY:
+        raise UsageError(
+            f"expert memory {text!r} is not above 0 and up to {format_bytes(MOST_EXPERT_MEMORY)}",
+            hint="--expert-memory 8GiB, or 40% of all experts",
+        )
+
+
 def _serve(
-    config: "ServerConfig", options: dict[str, Any], request: "PlanRequest", out: "Output"
+    config: "ServerConfig",
+    options: dict[str, Any],
+    request: "PlanRequest",
+    out: "Output",
+    signals: StopSignals,
 ) -> None:
+    from miractl.cli.main import report
     from miractl.server import words
     from miractl.server.planned import plan_to_serve
-    from miractl.server.process import Process, bind, exit_now
+    from miractl.server.process import Process, bind
 
     # Whatever a library wants to fetch, it is to be asked for.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -165,7 +208,12 @@ def _serve(
         out.note(f"listening on {url}, loading {options['model_id']}")
         ready = functools.partial(_ready, config, options, plan, url, out)
         load = functools.partial(_load, options)
-        exit_now(Process(config, load, out.note, ready).run(listener))
+        try:
+            code = Process(config, load, out.note, ready, signals).run(listener)
+        except Exception as error:
+            code = report(error)
+        # What torch has started would take seconds to wind up.
+        exit_now(code)
 
 
 def _load(options: dict[str, Any]) -> "EngineLike":

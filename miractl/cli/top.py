@@ -76,7 +76,7 @@ def _has_terminal() -> bool:
     # textual draws on stderr, so all three have to be the terminal.
     streams = (sys.stdin, sys.stdout, sys.stderr)
     known = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
-    return known and all(stream.isatty() for stream in streams)
+    return known and all(stream is not None and stream.isatty() for stream in streams)
 
 
 def _print(client: Client, interval: float, times: int, as_json: bool, unicode: bool) -> None:

@@ -6,7 +6,7 @@ It knows neither torch nor transformers: `endpoints` arrive when the model has l
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any, Protocol
 from uuid import uuid4
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from miractl.server.errors import ApiError, still_loading
+from miractl.server.errors import ApiError, shorten, shutting_down, still_loading
 from miractl.server.requestlog import CLIENT_GONE, RequestLog
 from miractl.server.requests import ChatRequest, CompletionRequest, parse
 from miractl.server.service import Service
@@ -29,7 +29,7 @@ EXPERTS_SCHEMA = "miractl.experts/1"
 # Of a body that is too large so much is still read, so that the client gets to read the answer.
 DRAIN_BYTES = 64 * 2**20
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class EndpointsLike(Protocol):
@@ -56,6 +56,7 @@ class Application:
                 self._route("/live", self._live),
                 self._route("/metrics", self._scrape),
                 self._route("/v1/models", self._models),
+                self._route("/v1/models/{id:path}", self._model),
                 self._route("/v1/status", self._status),
                 self._route("/v1/experts", self._experts),
                 self._route("/v1/completions", self._complete, "POST"),
@@ -66,7 +67,11 @@ class Application:
         self.asgi = RequestLog(application)
 
     def _route(self, path: str, handler: Handler, method: str = "GET") -> Route:
-        return Route(path, _guarded(handler), methods=[method])
+        async def unless_aborted(request: Request) -> Response:
+            aborted = self.service.aborted.wait()
+            return await _unless(handler(request), aborted, shutting_down)
+
+        return Route(path, _guarded(unless_aborted), methods=[method])
 
     async def _health(self, request: Request) -> Response:
         status, body = self.service.health()
@@ -76,23 +81,32 @@ class Application:
         return JSONResponse({"status": "alive"})
 
     async def _scrape(self, request: Request) -> Response:
-        body = await asyncio.to_thread(self._metrics.render)
+        body = await self.service.look(self._metrics.render)
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_object()]})
+
+    async def _model(self, request: Request) -> Response:
+        model, asked = self._model_object(), request.path_params["id"]
+        if asked != model["id"]:
+            message = f"no model {shorten(repr(asked))}: this server has {model['id']!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return JSONResponse(model)
+
+    def _model_object(self) -> dict[str, Any]:
         self.service.ready()
-        model = {"id": self.service.model_id, "object": "model", "created": 0, "owned_by": "local"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return {"id": self.service.model_id, "object": "model", "created": 0, "owned_by": "local"}
 
     async def _status(self, request: Request) -> Response:
         engine, _ = self.service.ready()
-        snapshot = await asyncio.to_thread(engine.snapshot)
+        snapshot = await self.service.look(engine.snapshot)
         return JSONResponse(snapshot.to_json())
 
     async def _experts(self, request: Request) -> Response:
         engine, _ = self.service.ready()
-        snapshot = await asyncio.to_thread(engine.snapshot)
-        rows = await asyncio.to_thread(engine.expert_rows)
+        snapshot = await self.service.look(engine.snapshot)
+        rows = await self.service.look(engine.expert_rows)
         rows = sorted(rows, key=lambda row: (row.layer, row.expert))
         return JSONResponse(
             {
@@ -106,12 +120,12 @@ class Application:
     async def _complete(self, request: Request) -> Response:
         body = parse(CompletionRequest, await self._body(request))
         work = self._ready_endpoints().complete(body)
-        return await _while_connected(request, work)
+        return await _unless(work, _disconnect(request), ClientDisconnect)
 
     async def _chat(self, request: Request) -> Response:
         body = parse(ChatRequest, await self._body(request))
         work = self._ready_endpoints().chat(body)
-        return await _while_connected(request, work)
+        return await _unless(work, _disconnect(request), ClientDisconnect)
 
     def _ready_endpoints(self) -> EndpointsLike:
         self.service.ready()
@@ -120,14 +134,23 @@ class Application:
         return self.endpoints
 
     async def _body(self, request: Request) -> bytes:
-        limit = self.service.config.max_body_bytes
+        limit, seconds = self.service.body_limit, self.service.config.body_seconds
         body, size = bytearray(), 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > DRAIN_BYTES:
-                break
-            if size <= limit:
-                body += chunk
+        try:
+            async with asyncio.timeout(seconds):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > DRAIN_BYTES:
+                        break
+                    if size <= limit:
+                        body += chunk
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body has not come whole within {seconds:g} s",
+                code="body_timeout",
+                headers={"Connection": "close"},
+            ) from None
         if size > limit:
             raise ApiError(
                 413,
@@ -174,23 +197,26 @@ def _http_error(request: Request, error: Exception) -> Response:
     known = {404: ("no such path", "not_found"), 405: ("not this method", "method_not_allowed")}
     what, code = known.get(error.status_code, (error.detail, None))
     headers = dict(error.headers or {}) | {REQUEST_ID: _request_id(request.headers.get(REQUEST_ID))}
-    message = f"{request.method} {request.url.path}: {what}"
+    message = f"{request.method} {shorten(request.url.path)}: {what}"
     return _error_response(ApiError(error.status_code, message, code=code, headers=headers))
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The result of `work`, which is cancelled when the client goes away before."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
+async def _unless(
+    work: Coroutine[Any, Any, Response],
+    end: Coroutine[Any, Any, Any],
+    error: Callable[[], Exception],
+) -> Response:
+    """The result of `work`, which is cancelled, and the error raised, when `end` comes first."""
+    task, ended = asyncio.ensure_future(work), asyncio.ensure_future(end)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientDisconnect
+        raise error()
     finally:
-        gone.cancel()
+        ended.cancel()
         task.cancel()
-        await asyncio.gather(gone, task, return_exceptions=True)
+        await asyncio.gather(ended, task, return_exceptions=True)
 
 
 async def _disconnect(request: Request) -> None:

@@ -8,6 +8,10 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_CONCURRENCY = 8
 MOST_CONCURRENCY = 4096  # requests beyond the memory for keys and values wait
+LEAST_CONTEXT, MOST_CONTEXT = 16, 10_000_000  # tokens
+# A token is four characters of usual text; the rest is for JSON's escapes and rare words.
+BODY_BYTES_PER_TOKEN = 32
+LEAST_BODY_BYTES, MOST_BODY_BYTES = 2**20, 64 * 2**20
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -21,16 +25,19 @@ class ServerConfig:
     max_concurrency: int = DEFAULT_CONCURRENCY  # requests that generate at the same time
     kv_memory: int | None = None  # bytes for keys and values at most; None: the usual size
     kv_blocks: int | None = None  # of their cache, by a plan; None: by `kv_memory`
-    max_body_bytes: int = 4 * 2**20
-    drain_seconds: float = 3.5  # how long open requests may go on after a stop signal
+    max_body_bytes: int | None = None  # of one request; None: what the window may need
+    body_seconds: float = 30.0  # in which a body must have come
+    drain_seconds: float = 2.5  # how long open requests may go on after a stop signal
     stop_seconds: float = 5.0  # after this the process ends whatever still runs
 
     def __post_init__(self) -> None:
         """Check every bound."""
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port {self.port} is not in 0..65535")
-        if self.context is not None and self.context < 16:
-            raise UsageError(f"context {self.context} is too small: at least 16 tokens")
+        if self.context is not None and not LEAST_CONTEXT <= self.context <= MOST_CONTEXT:
+            raise UsageError(
+                f"context {self.context} is not in {LEAST_CONTEXT}..{MOST_CONTEXT} tokens"
+            )
         if not 1 <= self.max_concurrency <= MOST_CONCURRENCY:
             raise UsageError(
                 f"max concurrency {self.max_concurrency} is not in 1..{MOST_CONCURRENCY}"
@@ -40,6 +47,12 @@ class ServerConfig:
     def max_waiting(self) -> int:
         """Requests that may wait for a place; one more is answered 429."""
         return 4 * self.max_concurrency
+
+    def body_limit(self, context: int) -> int:
+        """Bytes that the body of a request may have, for a window of so many tokens."""
+        if self.max_body_bytes is not None:
+            return self.max_body_bytes
+        return min(MOST_BODY_BYTES, max(LEAST_BODY_BYTES, BODY_BYTES_PER_TOKEN * context))
 
     @property
     def is_loopback(self) -> bool:

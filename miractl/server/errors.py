@@ -2,6 +2,8 @@
 
 from typing import Any
 
+SHOWN = 200  # characters of what a client sent, at most, in what it is told
+
 
 class ApiError(Exception):
     """A request that is answered with an error object instead of a result."""
@@ -33,12 +35,22 @@ class ApiError(Exception):
         """`{"error": {"message", "type", "param", "code"}}`."""
         return {
             "error": {
-                "message": self.message,
+                "message": _sendable(self.message),
                 "type": self.type,
-                "param": self.param,
+                "param": None if self.param is None else shorten(_sendable(self.param)),
                 "code": self.code,
             }
         }
+
+
+def shorten(text: str) -> str:
+    """What a client sent, for an error: its beginning where it is long."""
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def _sendable(text: str) -> str:
+    """UTF-8 has no half of a surrogate pair, JSON has."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def still_loading() -> ApiError:
@@ -50,4 +62,5 @@ def still_loading() -> ApiError:
 
 def shutting_down() -> ApiError:
     """503 for whatever a stopping server cannot finish."""
-    return ApiError(503, "the server is shutting down", code="shutting_down")
+    headers = {"Connection": "close"}
+    return ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)

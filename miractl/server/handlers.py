@@ -8,13 +8,14 @@ transformers knows no stop strings, no `[DONE]`, no optional usage and no error 
 """
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from jinja2 import TemplateError
 from openai.types import Completion, CompletionChoice
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
 from openai.types.completion_usage import CompletionUsage
@@ -22,26 +23,33 @@ from starlette.responses import JSONResponse, Response
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.serving.utils import Modality
 
 from miractl.server.answer import Answer, FinishReason
-from miractl.server.errors import ApiError
+from miractl.server.errors import ApiError, shorten
+from miractl.server.prompts import BoundedTokenizer
 from miractl.server.requests import ChatRequest, CompletionRequest, Request
 from miractl.server.service import EngineLike, Service
 from miractl.server.stream import EventStream, event
 
 
 class _EngineModel(ModelManager):
-    """Hands out the engine's model and tokenizer, whatever is asked, and loads nothing."""
+    """Hands out the engine's model and a tokenizer, whatever is asked, and loads nothing."""
 
-    def __init__(self, engine: EngineLike, model_id: str) -> None:
+    def __init__(self, engine: EngineLike, tokenizer: BoundedTokenizer, model_id: str) -> None:
         super().__init__(device="cpu", model_timeout=-1)
         self.force_model = model_id
-        self._pair = (engine.model, engine.tokenizer)
+        self._pair = (engine.model, tokenizer)
 
     @staticmethod
     def process_model_name(model_id: str) -> str:
         """Our ids have no revision."""
         return model_id
+
+    @staticmethod
+    def get_model_modality(model: Any, processor: Any = None) -> Modality:
+        """Text, whatever else the model may do."""
+        return Modality.LLM
 
     def load_model_and_processor(self, *_: Any, **__: Any) -> Any:
         """The one pair."""
@@ -68,9 +76,20 @@ class _Endpoint:
 
     prefix: str  # of response ids
 
-    def prompt(self, body: dict[str, Any]) -> list[int]:
-        """Token ids, by the handler's own way as far as generation. Any thread may call."""
-        # The handlers only await where they generate, so a loop of its own costs nothing.
+    @functools.cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        # One for each endpoint: more would slow each other down, and an endless chat template must
+        # not hold up those who do not chat.
+        return ThreadPoolExecutor(1, f"{self.prefix} prompt")
+
+    async def prompt(self, body: dict[str, Any]) -> list[int]:
+        """Token ids. A long prompt takes seconds: here the answers of others would stand still."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._prompt, body)
+
+    def _prompt(self, body: dict[str, Any]) -> list[int]:
+        # By the handler's own way as far as generation. It only awaits where it generates, so a
+        # loop of its own costs nothing.
         found: list[int] = asyncio.run(self.handle_request({**body, "stream": True}, ""))
         return found
 
@@ -209,8 +228,9 @@ class Endpoints:
         engine, _ = service.ready()
         self._service = service
         self._tokenizer = engine.tokenizer
+        bounded = BoundedTokenizer(engine.tokenizer, service.require_room)
         parts: dict[str, Any] = {
-            "model_manager": _EngineModel(engine, service.model_id),
+            "model_manager": _EngineModel(engine, bounded, service.model_id),
             "generation_state": _Generations(),
         }
         self._chat = _Chat(**parts)
@@ -224,13 +244,7 @@ class Endpoints:
                 f"{self._service.model_id} has no chat template: use /v1/completions",
                 code="no_chat_template",
             )
-        try:
-            return await self._respond(
-                self._chat, request, {"messages": request.template_messages()}
-            )
-        except TemplateError as error:
-            message = f"the chat template refuses these messages: {error}"
-            raise ApiError(400, message, param="messages", code="invalid_value") from error
+        return await self._respond(self._chat, request, {"messages": request.template_messages()})
 
     async def complete(self, request: CompletionRequest) -> Response:
         """Continue a text. Raises ApiError."""
@@ -241,14 +255,14 @@ class Endpoints:
     ) -> Response:
         model_id = self._service.model_id
         if request.model not in (None, model_id):
-            message = f"no model {request.model!r}: this server has {model_id!r}"
+            message = f"no model {shorten(repr(request.model))}: this server has {model_id!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        # A long prompt takes seconds: on this thread the answers of others would stand still.
-        prompt = await asyncio.to_thread(endpoint.prompt, {**body, "model": model_id})
-        if not prompt:
-            raise ApiError(400, "the prompt is empty", code="invalid_value")
         sampling = request.sampling(self._service.default_sampling(), len(self._tokenizer))
-        answer = self._service.answer(prompt, request.limit, sampling, request.stop)
+        with self._service.place():
+            prompt = await endpoint.prompt({**body, "model": model_id})
+            if not prompt:
+                raise ApiError(400, "the prompt is empty", code="invalid_value")
+            answer = self._service.answer(prompt, request.limit, sampling, request.stop)
         if not request.stream:
             return await endpoint.whole(answer, model_id)
         return EventStream(answer, endpoint.events(answer, model_id, request.usage_in_stream))

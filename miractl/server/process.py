@@ -3,33 +3,32 @@
 The port is bound and listened on before anything heavy is imported, so a port in use costs nothing.
 The first stop signal lets open answers go on for a moment, the second ends the process at once, and
 whatever happens it has ended `stop_seconds` after the first. Exit codes: 0 after SIGTERM, 130 after
-Ctrl-C, 1 when the model cannot be loaded.
+Ctrl-C or a second signal of either kind, 1 when the model cannot be loaded.
 """
 
 import asyncio
 import contextlib
 import errno
 import functools
-import os
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from types import FrameType
 from typing import Any
 
 import uvicorn
 
-from miractl.errors import ExitCode, MiractlError, UsageError
+from miractl.errors import MiractlError, UsageError
 from miractl.server.app import Application
 from miractl.server.config import ServerConfig
 from miractl.server.service import EngineLike, Service
+from miractl.server.signals import StopSignals
 from miractl.units import format_seconds
 
 Load = Callable[[], EngineLike]
 Note = Callable[[str], None]
+ABORT_SECONDS = 0.3  # for the last words to the open requests
+CLOSE_SECONDS = 1.0  # for the engine and its threads
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -70,10 +69,16 @@ class Process:
         load: Makes the engine; called on a thread of its own, where it may import torch.
         note: Gets lines for the operator.
         ready: Called once when the model has answered.
+        signals: Those of the command, installed before this was there.
     """
 
     def __init__(
-        self, config: ServerConfig, load: Load, note: Note, ready: Callable[[Service], None]
+        self,
+        config: ServerConfig,
+        load: Load,
+        note: Note,
+        ready: Callable[[Service], None],
+        signals: StopSignals | None = None,
     ) -> None:
         self.service = Service(config)
         self.app = Application(self.service, {"torch": metadata.version("torch")})
@@ -82,15 +87,17 @@ class Process:
         self._note = note
         self._ready = ready
         self._failure: BaseException | None = None
-        self._signal: int | None = None
-        self._server = _Uvicorn(self.app, self._on_signal)
+        self._signals = signals or StopSignals(config.stop_seconds)
+        self._server = _Uvicorn(self.app)
 
     def run(self, listener: socket.socket) -> int:
         """Serve until stopped; returns the exit code. Raises what loading raised."""
-        asyncio.run(self._serve(listener))
-        if self._failure is not None and self._signal is None:
+        self._signals.stop = self.stop
+        with self._signals.installed():
+            asyncio.run(self._serve(listener))
+        if self._failure is not None and self._signals.first is None:
             raise self._failure
-        return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.OK
+        return self._signals.exit_code
 
     def stop(self) -> None:
         """End as after a signal, with a moment for open requests. Any thread may call."""
@@ -109,7 +116,8 @@ class Process:
             for task in (starting, draining):
                 task.cancel()
             await asyncio.gather(starting, draining, return_exceptions=True)
-            await asyncio.wait_for(_in_daemon(self.service.close), self._config.stop_seconds)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(_in_daemon(self.service.close), CLOSE_SECONDS)
 
     def _load_into(
         self, loaded: asyncio.Future[EngineLike], loop: asyncio.AbstractEventLoop
@@ -139,29 +147,22 @@ class Process:
         while not self._server.should_exit:
             await asyncio.sleep(0.05)
         self.service.stop()
+        if self._failure is not None:
+            self._server.drop()
+            return
         if count := self.service.open_answers:
             moment = format_seconds(self._config.drain_seconds)
             self._note(f"stopping: {count} open requests may go on for {moment}")
         await asyncio.sleep(self._config.drain_seconds)
         self.service.abort()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:
-            exit_now(ExitCode.INTERRUPTED)
-        self._signal = number
-        self._server.should_exit = True
-        code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.OK
-        last_resort = threading.Timer(self._config.stop_seconds - 0.2, exit_now, (code,))
-        last_resort.daemon = True
-        last_resort.start()
+        await asyncio.sleep(ABORT_SECONDS)
+        self._server.drop()
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn with our signal handlers: its own end the process by the signal itself."""
+    """uvicorn without its signal handlers, which end the process by the signal itself."""
 
-    def __init__(
-        self, app: Application, on_signal: Callable[[int, FrameType | None], None]
-    ) -> None:
+    def __init__(self, app: Application) -> None:
         config = uvicorn.Config(
             app.asgi,
             log_config=None,
@@ -169,23 +170,20 @@ class _Uvicorn(uvicorn.Server):
             lifespan="off",
             ws="none",
             server_header=False,
-            timeout_graceful_shutdown=4,
         )
         super().__init__(config)
-        self._on_signal = on_signal
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Our handlers while the server runs, in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        """Nothing: `StopSignals` has them."""
+        yield
+
+    def drop(self) -> None:
+        """Close the connections of clients that neither read nor send, without a word."""
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
 
 
 async def _in_daemon(work: Callable[[], Any]) -> None:
@@ -202,11 +200,3 @@ async def _in_daemon(work: Callable[[], Any]) -> None:
 
     threading.Thread(target=run, daemon=True).start()
     await done
-
-
-def exit_now(code: int) -> None:
-    """End the process without waiting for threads: one may be loading a model, or computing."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)

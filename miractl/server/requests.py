@@ -5,6 +5,7 @@ silently. `null` means absent, as OpenAI's own clients send it.
 """
 
 import json
+import re
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import (
@@ -17,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from miractl.server.errors import ApiError
+from miractl.server.errors import ApiError, shorten
 from miractl.server.job import Sampling
 
 MAX_TOKENS = 10_000_000  # more is a mistake; up to here the context window is the limit
@@ -48,7 +49,21 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-Text = Annotated[str, Field(min_length=1)]
+HALF_PAIR = re.compile("[\ud800-\udfff]")
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def _whole_characters(value: Any) -> Any:
+    """Checks a text, or the texts in a list of parts."""
+    parts = value if isinstance(value, list) else [{"text": value}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    if any(isinstance(text, str) and HALF_PAIR.search(text) for text in texts):
+        raise ValueError("string must be valid unicode: half of a surrogate pair stands alone")
+    return value
+
+
+Whole = BeforeValidator(_whole_characters)
+Text = Annotated[str, Whole, Field(min_length=1)]
 
 
 def _one_as_list(value: Any) -> Any:
@@ -144,7 +159,7 @@ class Message(_Strict):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[str | list[TextPart], Whole]
 
 
 class ChatRequest(Request):
@@ -210,12 +225,14 @@ def _refuse(name: str, value: Any, allowed: tuple[Any, ...]) -> NoReturn:
 def _first_error(error: ErrorDetails) -> ApiError:
     param = ".".join(str(part) for part in error["loc"]) or None
     if error["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown field {param!r}", param=param, code="unknown_parameter")
+        message = f"unknown field {shorten(repr(param))}"
+        return ApiError(400, message, param=param, code="unknown_parameter")
     if error["type"] == "missing":
         return ApiError(400, f"{param} is missing", param=param, code="missing_required_parameter")
     message = error["msg"].removeprefix("Value error, ")
     if param is not None:
-        message = f"{param}: {message[0].lower()}{message[1:]}, got {_short(error['input'])}"
+        message = f"{message[0].lower()}{message[1:]}, got {_short(error['input'])}"
+        message = f"{shorten(param)}: {message}"
     return ApiError(400, message, param=param, code="invalid_value")
 
 
@@ -225,7 +242,8 @@ def _short(value: Any) -> str:
 
 
 def _token(key: str, vocabulary: int) -> int:
-    if not key.isdecimal() or not key.isascii() or int(key[:10]) >= vocabulary:
+    # One spelling for each token, so that no two keys mean the same.
+    if not TOKEN_ID.fullmatch(key) or int(key) >= vocabulary:
         message = f"logit_bias: {_short(key)} is not a token id in 0..{vocabulary - 1}"
         raise ApiError(400, message, param="logit_bias", code="invalid_value")
     return int(key)

@@ -4,8 +4,11 @@ Phases only move forward: loading -> ready -> stopping. Everything here runs on 
 engine is loaded and the back-end built on a thread of their own.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, TypeVar
 from uuid import uuid4
 
 from miractl.errors import MiractlError
@@ -18,6 +21,9 @@ from miractl.telemetry.snapshot import ExpertRow, Snapshot
 
 Phase = Literal["loading", "ready", "stopping"]
 PROBE_TOKENS = 2  # one from the prompt, one that reads the cache
+CLOSE_SECONDS = 0.8
+
+T = TypeVar("T")
 
 
 class EngineLike(Protocol):
@@ -53,6 +59,9 @@ class Service:
         self.context = 0
         self._eos: frozenset[int] = frozenset()
         self._answers: set[Answer] = set()
+        self._preparing = 0  # requests whose prompt is not made into tokens yet
+        self._looks = ThreadPoolExecutor(1, "look")
+        self.aborted = asyncio.Event()
 
     async def start(
         self,
@@ -110,7 +119,12 @@ class Service:
     @property
     def open_answers(self) -> int:
         """Requests that generate or wait for it."""
-        return len(self._answers)
+        return len(self._answers) + self._preparing
+
+    @property
+    def body_limit(self) -> int:
+        """Bytes that the body of a request may have."""
+        return self.config.body_limit(self.context)
 
     def snapshot(self) -> Snapshot | None:
         """The engine's figures, None while loading."""
@@ -133,36 +147,56 @@ class Service:
     ) -> Answer:
         """Start an answer; `limit` says how many tokens of the room left it may have.
 
-        Raises ApiError: the prompt does not fit the window, or too many requests wait.
+        Inside `place`. Raises ApiError when the prompt does not fit the window.
         """
         engine, backend = self.ready()
+        self.require_room(len(prompt), f"{len(prompt)} tokens")
         room = self.context - len(prompt)
-        if room < 1:
-            raise ApiError(
-                400,
-                f"the prompt has {len(prompt)} tokens, and the context window of {self.model_id} is"
-                f" {self.context} tokens: at most {self.context - 1} leave room for an answer",
-                code="context_length_exceeded",
-            )
-        self._admit()
         job = Job(f"gen-{uuid4().hex}", prompt, limit(room), self._eos, sampling)
         answer = Answer(backend, job, decoder(engine.tokenizer), stops, self._answers.discard)
         self._answers.add(answer)
         return answer
+
+    def require_room(self, tokens: int, words: str) -> None:
+        """Raise ApiError when a prompt of so many tokens leaves no room for an answer."""
+        if tokens >= self.context:
+            raise ApiError(
+                400,
+                f"the prompt has {words}, and the context window of {self.model_id} is"
+                f" {self.context} tokens: at most {self.context - 1} leave room for an answer",
+                code="context_length_exceeded",
+            )
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for a request until it has its answer. Raises ApiError when there is none."""
+        self.ready()
+        self._admit()
+        self._preparing += 1
+        try:
+            yield
+        finally:
+            self._preparing -= 1
+
+    async def look(self, work: Callable[[], T]) -> T:
+        """Ask the engine for figures, on a thread that prompts cannot take."""
+        return await asyncio.get_running_loop().run_in_executor(self._looks, work)
 
     def stop(self) -> None:
         """Take no more requests."""
         self.phase = "stopping"
 
     def abort(self) -> None:
-        """End all open answers with an error."""
+        """End all open requests with an error."""
+        self.aborted.set()
         for answer in list(self._answers):
             answer.abort(shutting_down())
 
     def close(self) -> None:
         """Stop the back-end, then the engine."""
+        self._looks.shutdown(wait=False, cancel_futures=True)
         if self.backend is not None:
-            self.backend.close(timeout=2.0)
+            self.backend.close(timeout=CLOSE_SECONDS)
         if self.engine is not None:
             self.engine.close()
 

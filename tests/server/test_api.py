@@ -206,6 +206,40 @@ def test_body_over_the_limit_is_413(server: Running) -> None:
     assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
 
 
+def test_one_model(server: Running, client: openai.OpenAI) -> None:
+    assert client.models.retrieve("tiny").id == "tiny"
+    answer = httpx.get(server.url + "/v1/models/org/other")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
+
+
+def test_what_was_sent_is_not_echoed_whole(server: Running) -> None:
+    long = "x" * 30_000
+    answers = [
+        httpx.get(f"{server.url}/{long}"),
+        httpx.get(f"{server.url}/v1/models/{long}"),
+        server.post(TEXT, {"prompt": "a", "model": long}),
+        server.post(TEXT, {"prompt": "a", long: 1}),
+        server.post(TEXT, {"prompt": "a", "logit_bias": {long: "x"}}),
+    ]
+    assert [answer.status_code for answer in answers] == [404, 404, 404, 400, 400]
+    assert all("x..." in str(error_of(answer)["message"]) for answer in answers)
+    assert max(len(answer.text) for answer in answers) < 1000
+
+
+def test_half_a_surrogate_pair_is_refused_everywhere(server: Running) -> None:
+    for body in (rb'{"prompt": "a", "\ud800": 1}', rb'{"prompt": "a", "model": "\ud800"}'):
+        answer = httpx.post(server.url + TEXT, content=body, timeout=30)
+        assert answer.status_code == 400
+        error_of(answer)
+
+
+def test_a_prompt_far_beyond_the_window_is_told_without_tokenising(server: Running) -> None:
+    answer = server.post(CHAT, {"messages": [{"role": "user", "content": "a" * 900_000}]})
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "at least" in str(error["message"])
+
+
 def test_request_id_is_echoed_and_may_repeat(server: Running) -> None:
     headers = {"x-request-id": "mine"}
     texts = {

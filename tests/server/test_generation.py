@@ -1,6 +1,7 @@
 """Many requests at once: none changes, harms or outlives another."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -8,7 +9,8 @@ import pytest
 
 from miractl.plan import kv, needs
 from miractl.server.config import ServerConfig
-from tests.server.conftest import Running, serving, wait_until
+from miractl.server.prompts import BoundedTokenizer
+from tests.server.conftest import PATIENCE, Running, serving, wait_until
 from tests.server.tiny import TinyEngine, tiny_model, tiny_tokenizer
 
 TEXT = "/v1/completions"
@@ -86,6 +88,28 @@ def test_too_many_waiting_requests_get_429(slow: Running) -> None:
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
     assert refused[0].json()["error"]["type"] == "rate_limit_error"
     assert len({a.json()["choices"][0]["text"] for a in answers if a.status_code == 200}) == 1
+
+
+def test_prompts_in_the_making_take_places_and_hold_up_nobody_who_looks(
+    slow: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, tokenise = threading.Event(), BoundedTokenizer.__call__
+
+    def wait(self: BoundedTokenizer, text: str, **options: object) -> object:
+        assert gate.wait(PATIENCE)
+        return tokenise(self, text, **options)
+
+    monkeypatch.setattr(BoundedTokenizer, "__call__", wait)
+    body = {"prompt": "the", "max_tokens": 2}
+    with ThreadPoolExecutor(10) as pool:
+        asked = [pool.submit(slow.post, TEXT, body) for _ in range(10)]
+        wait_until(lambda: slow.process.service.open_answers == 10, "all places to be taken")
+        refused = slow.post(TEXT, body)
+        looks = [httpx.get(slow.url + path) for path in ("/metrics", "/v1/status", "/v1/experts")]
+        gate.set()
+        assert [answer.result().status_code for answer in asked] == [200] * 10
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert [answer.status_code for answer in looks] == [200] * 3
 
 
 def test_a_step_that_fails_is_an_error_and_the_next_request_works(

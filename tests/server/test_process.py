@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 from miractl.server.config import ServerConfig
-from miractl.server.process import Process, bind, exit_now
+from miractl.server.process import Process, bind
+from miractl.server.signals import exit_now
 
 def load():
     import torch
@@ -69,6 +70,7 @@ def test_a_host_that_is_none_is_wrong_usage() -> None:
         {"port": 65536},
         {"port": -1},
         {"context": 3},
+        {"context": 10**11},
         {"max_concurrency": 0},
         {"max_concurrency": 4097},
     ],
@@ -84,6 +86,16 @@ def test_urls_are_for_a_client_on_this_machine() -> None:
     assert ServerConfig(host="::").url(1) == "http://[::1]:1"
     assert ServerConfig().is_loopback
     assert not ServerConfig(host="0.0.0.0").is_loopback
+
+
+@pytest.mark.parametrize(
+    ("given", "context", "limit"),
+    [(None, 128, 2**20), (None, 131_072, 2**22), (None, 10**7, 2**26), (5, 128, 5)],
+)
+def test_a_body_may_be_as_large_as_the_window_needs(
+    given: int | None, context: int, limit: int
+) -> None:
+    assert ServerConfig(max_body_bytes=given).body_limit(context) == limit
 
 
 class Gate:
@@ -116,6 +128,39 @@ def start(gate: Gate, config: ServerConfig) -> tuple[str, Process, threading.Thr
     thread = threading.Thread(target=run)
     thread.start()
     return url, process, thread, results
+
+
+def unfinished(url: str) -> socket.socket:
+    """A client that has sent half of its request."""
+    client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), PATIENCE)
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+    return client
+
+
+def everything(client: socket.socket) -> bytes:
+    """What the server sends until it closes."""
+    return b"".join(iter(lambda: client.recv(10_000), b""))
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    url, process, thread, _ = start(Gate(), ServerConfig(port=0, body_seconds=0.01))
+    with unfinished(url) as client:
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"body_timeout" in answer
+    process.stop()
+    thread.join(PATIENCE)
+
+
+def test_unfinished_requests_are_told_of_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    url, process, thread, results = start(Gate(), ServerConfig(port=0, drain_seconds=0.1))
+    with unfinished(url) as client:
+        assert httpx.get(url + "/live", timeout=PATIENCE).status_code == 200
+        process.stop()
+        thread.join(PATIENCE)
+        assert everything(client).startswith(b"HTTP/1.1 503 ")
+    assert results == [0]
+    assert caplog.records == []
 
 
 def test_health_is_503_until_the_model_answers() -> None:

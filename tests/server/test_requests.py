@@ -99,6 +99,12 @@ def test_wrong_fields_are_named(kind, base, fields, param, says) -> None:
         (CompletionRequest, b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
         (CompletionRequest, b'{"max_tokens": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (CompletionRequest, rb'{"prompt": "\ud800"}', "unicode"),
+        (ChatRequest, rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "unicode"),
+        (
+            ChatRequest,
+            rb'{"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]}',
+            "unicode",
+        ),
         (CompletionRequest, b'["prompt"]', "must be a JSON object"),
         (CompletionRequest, b"null", "must be a JSON object"),
     ],
@@ -144,7 +150,7 @@ def test_sampling_takes_the_models_defaults_where_nothing_is_asked() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.logit_bias) == (0, 0.95, {3: -5})
 
 
-@pytest.mark.parametrize("key", ["10", "-1", "x", "", "٣", "9" * 30])
+@pytest.mark.parametrize("key", ["10", "-1", "x", "", "٣", "9" * 30, "05", "+5", " 5", "00"])
 def test_bias_on_no_token_is_refused(key: str) -> None:
     body = accept(CompletionRequest, {**TEXT, "logit_bias": {key: 1}})
     with pytest.raises(ApiError, match=r"not a token id in 0\.\.9"):
