@@ -1,0 +1,45 @@
+/* The interface of miractl's brain: expert caches replayed over recorded routing, plain C.
+ *
+ * Callers check shapes and ranges (miractl/native/replay.py does). Ids of one token and layer are
+ * distinct and below `experts`.
+ */
+#ifndef MIRACTL_BRAIN_H
+#define MIRACTL_BRAIN_H
+
+#include "miractl_native.h"
+
+/* Routing of consecutive tokens: ids[tokens, layers, top] and probabilities of that shape. */
+typedef struct {
+    int32_t tokens, layers, experts, top;
+    const uint16_t *ids;
+    const float *probabilities;
+    const uint8_t *starts; /* [tokens]: whether a text begins here */
+} mira_routing;
+
+/* How a newcomer gets in when the cache is full.
+ * ALWAYS: the least worthy resident goes, of those that the step can do without.
+ * WORTHIER: only if the newcomer is worth as much; whoever the step has used may go as well.
+ * HOTTER: as ALWAYS, but nobody below the threshold displaces anybody above it. */
+enum { MIRA_ALWAYS, MIRA_WORTHIER, MIRA_HOTTER };
+
+/* One cache a layer, of ways[layers] experts, or one of ways[0] for all. */
+typedef struct {
+    int32_t pooled, admission;
+    const int32_t *ways;
+} mira_cache;
+
+enum { MIRA_LRU, MIRA_LFU, MIRA_RANDOM, MIRA_BELADY, MIRA_HEAT };
+
+typedef struct {
+    int32_t kind;
+    uint32_t seed;                                   /* RANDOM */
+    double decay;                                    /* LFU: a token; HEAT: 100 ms */
+    double token_seconds, threshold, window_seconds; /* HEAT */
+} mira_rule;
+
+/* Replay from a cold cache. hits[tokens, layers, top] gets 1 for every expert that was resident
+ * when asked for; entered[layers] counts those brought in to stay. MIRA_NO_MEMORY or MIRA_OK. */
+MIRA_API int mira_replay(const mira_routing *routing, const mira_cache *cache,
+                         const mira_rule *rule, uint8_t *hits, int64_t *entered);
+
+#endif
