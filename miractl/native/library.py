@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_pool_new": (_ADDRESS, (_INT,)),
     "mira_pool_free": (None, (_ADDRESS,)),
     "mira_multiply": (_INT, (_ADDRESS,) * 4 + (_INT, _ADDRESS)),
+    "mira_learn": (None, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS)),
     "mira_replay": (_INT, (_ADDRESS,) * 5),
     "mira_layer": (
         _INT,

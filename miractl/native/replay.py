@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from miractl.native.learner import Learner
 from miractl.native.library import library
 
 MOST_EXPERTS = 1 << 16
@@ -33,6 +34,7 @@ class Kind(IntEnum):
     RANDOM = 2  # a number drawn anew in every step; no rule for a pool
     BELADY = 3  # how soon it will be used again
     HEAT = 4  # the heat score below the threshold, then as LRU; with HOTTER
+    LEARNED = 5  # how soon it will be used again, as a learner expects
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Rule:
     token_seconds: float = 0.05  # HEAT, as are the next two
     threshold: float = 0.30
     window_seconds: float = 0.5
+    learner: Learner | None = None  # LEARNED: learns as the replay goes
 
 
 class Routing:
@@ -118,6 +121,7 @@ class _Rule(ctypes.Structure):
         ("kind", ctypes.c_int32),
         ("seed", ctypes.c_uint32),
         *((name, ctypes.c_double) for name in ("decay", "token_seconds", "threshold", "window")),
+        ("learner", ctypes.c_void_p),
     ]
 
 
@@ -137,6 +141,10 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
     check(routing, cache)
     if rule.kind is Kind.RANDOM and cache.pooled:
         raise ValueError("Got a pool for random eviction but expected one cache a layer")
+    if (rule.kind is Kind.LEARNED) != (rule.learner is not None):
+        raise ValueError(f"Got a learner for {rule.kind.name} or none for LEARNED")
+    if rule.learner is not None:
+        _check_learner(routing, rule.learner)
     if (rule.kind is Kind.HEAT) != (cache.admission is Admission.HOTTER):
         raise ValueError(f"Got admission {cache.admission.name} for {rule.kind.name}")
     outcome = _outcome(routing)
@@ -146,7 +154,7 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
         _Cache(cache.pooled, cache.admission, ways.ctypes.data),
         _Rule(
             *(rule.kind, rule.seed, rule.decay, rule.token_seconds),
-            *(rule.threshold, rule.window_seconds),
+            *(rule.threshold, rule.window_seconds, rule.learner and rule.learner.address),
         ),
     )
     status = library().mira_replay(
@@ -155,6 +163,13 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
     if status:
         raise MemoryError("no memory to replay in")
     return outcome
+
+
+def _check_learner(routing: Routing, learner: Learner) -> None:
+    state = learner.state
+    sizes = (state.layers, state.experts, state.top)
+    if sizes != (routing.layers, routing.experts, routing.top):
+        raise ValueError(f"Got a learner of {sizes} layers, experts and k")
 
 
 def _outcome(routing: Routing) -> Outcome:

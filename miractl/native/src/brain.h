@@ -28,13 +28,44 @@ typedef struct {
     const int32_t *ways;
 } mira_cache;
 
-enum { MIRA_LRU, MIRA_LFU, MIRA_RANDOM, MIRA_BELADY, MIRA_HEAT };
+enum { MIRA_FEATURES = 9, MIRA_CONTEXTS = 8 };
+
+/* A learner of how soon each expert is used again; learner.c says how. All memory is the caller's:
+ * zeros, but for what miractl/native/learner.py fills. `lanes` is experts rounded up to 8, and rows
+ * are that long. "Sums" belong to AdaGrad. */
+typedef struct {
+    int32_t layers, experts, lanes, top;
+    int32_t window; /* tokens until a score is judged */
+    float discount; /* an expert used d tokens later counts discount^(d - 1) */
+    float weight_rate, table_rate;
+    int64_t token;                /* of the stream, counts from 0; -1 before the first */
+    float *weights, *weight_sums; /* [FEATURES] */
+    float *bias, *bias_sums;      /* [layers][lanes] */
+    float *table, *table_sums;    /* [layers][CONTEXTS][experts][lanes] */
+    float *counts;                /* [3][layers][experts][lanes]: what followed whom (lane) */
+    float *totals, *trails;       /* [3][layers][lanes] */
+    float *averages;              /* [layers][FEATURES - 5][lanes] */
+    float *gate;                  /* [layers][lanes] */
+    float *features;              /* [window + 2][layers][FEATURES][lanes]: of the last tokens */
+    uint16_t *ids;                /* [window + 2][layers][top], as is */
+    uint8_t *starts;              /* [window + 2] */
+    float *scores;                /* [layers][lanes]: log-odds of a use soon */
+    float *scratch;               /* [2][lanes] */
+} mira_learner;
+
+/* One token's routing of one layer, layers in order: learn from it and from the token `window`
+ * before, and set scores[layer]. `starts`: the token begins a text. */
+MIRA_API void mira_learn(mira_learner *learner, int32_t layer, int32_t starts, const uint16_t *ids,
+                         const float *probabilities);
+
+enum { MIRA_LRU, MIRA_LFU, MIRA_RANDOM, MIRA_BELADY, MIRA_HEAT, MIRA_LEARNED };
 
 typedef struct {
     int32_t kind;
     uint32_t seed;                                   /* RANDOM */
     double decay;                                    /* LFU: a token; HEAT: 100 ms */
     double token_seconds, threshold, window_seconds; /* HEAT */
+    mira_learner *learner;                           /* LEARNED */
 } mira_rule;
 
 /* Replay from a cold cache. hits[tokens, layers, top] gets 1 for every expert that was resident

@@ -121,6 +121,17 @@ static int observe_heat(rules *r, int32_t token, int32_t layer, const uint16_t *
     return layer == 0;
 }
 
+static void observe_learner(rules *r, int32_t token, int32_t layer, const uint16_t *ids,
+                            double *worth)
+{
+    const mira_routing *in = r->routing;
+    mira_learner *learner = r->rule.learner;
+    mira_learn(learner, layer, in->starts[token], ids, in->probabilities + (ids - in->ids));
+    const float *scores = learner->scores + (size_t)layer * learner->lanes;
+    for (int32_t e = 0; e < in->experts; e++)
+        worth[e] = scores[e];
+}
+
 /* --- all -------------------------------------------------------------------------------------- */
 
 int rules_open(rules *r, const mira_routing *routing, const mira_rule *rule, double *worth)
@@ -171,6 +182,9 @@ int rules_observe(rules *r, int32_t token, int32_t layer)
         return 0;
     case MIRA_BELADY:
         observe_belady(r, layer, ids, worth);
+        return 0;
+    case MIRA_LEARNED:
+        observe_learner(r, token, layer, ids, worth);
         return 0;
     default: return observe_heat(r, token, layer, ids);
     }
