@@ -34,6 +34,9 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_pool_free": (None, (_ADDRESS,)),
     "mira_multiply": (_INT, (_ADDRESS,) * 4 + (_INT, _ADDRESS)),
     "mira_learn": (None, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS)),
+    "mira_predict": (None, (_ADDRESS, _INT, _INT)),
+    "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
+    "mira_foresee": (None, (_ADDRESS,) * 4),
     "mira_replay": (_INT, (_ADDRESS,) * 5),
     "mira_layer": (
         _INT,

@@ -150,7 +150,7 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
     outcome = _outcome(routing)
     ways = _ways(cache.ways)
     arguments = (
-        _routing(routing),
+        routing_struct(routing),
         _Cache(cache.pooled, cache.admission, ways.ctypes.data),
         _Rule(
             *(rule.kind, rule.seed, rule.decay, rule.token_seconds),
@@ -180,7 +180,8 @@ def _ways(ways: Sequence[int]) -> NDArray[np.int32]:
     return np.array(ways, dtype=np.int32)
 
 
-def _routing(routing: Routing) -> _Routing:
+def routing_struct(routing: Routing) -> ctypes.Structure:
+    """The routing as the library takes it; valid as long as `routing` lives."""
     return _Routing(
         *(routing.tokens, routing.layers, routing.experts, routing.top),
         *(routing.ids.ctypes.data, routing.probabilities.ctypes.data, routing.starts.ctypes.data),

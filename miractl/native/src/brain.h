@@ -73,4 +73,35 @@ typedef struct {
 MIRA_API int mira_replay(const mira_routing *routing, const mira_cache *cache,
                          const mira_rule *rule, uint8_t *hits, int64_t *entered);
 
+enum { MIRA_HINTS = 9, MIRA_SOURCES = 4, MIRA_BINS = 20 };
+
+/* A learner of which experts the next layer will want; predictor.c says how. Memory and lanes as in
+ * mira_learner. */
+typedef struct {
+    int32_t layers, experts, lanes, top;
+    float weight_rate, table_rate;
+    int64_t token;                /* of the stream; -1 before the first */
+    int32_t begins;               /* whether it begins a text */
+    float *weights, *weight_sums; /* [HINTS] */
+    float *table, *table_sums;    /* [layers][SOURCES][experts][lanes] */
+    float *counts;                /* [layers][SOURCES][experts][lanes]: what followed whom (lane) */
+    float *totals;                /* [layers][SOURCES][lanes] */
+    float *averages;              /* [layers][SOURCES][lanes] */
+    float *hints;                 /* [layers][HINTS][lanes] */
+    float *scores;                /* [layers][lanes]: log-odds of a use */
+    uint16_t *ids;                /* [2][layers][top]: of the last two tokens */
+    float *scratch;               /* [2][lanes] */
+} mira_predictor;
+
+/* Set scores[layer] from what came before; then learn what the layer chose. Layers in order, each
+ * predicted and then learned. `starts`: the token begins a text. */
+MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer, int32_t starts);
+MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint16_t *ids);
+
+/* Over a recording: ranks[tokens, layers, top] of the chosen among the experts of the layer, the
+ * most probable is 0; and for all layers but the first bins[3][BINS] of equal width in probability:
+ * predictions, the sum of them, and how many came true. */
+MIRA_API void mira_foresee(const mira_routing *routing, mira_predictor *predictor, uint16_t *ranks,
+                           double *bins);
+
 #endif

@@ -8,19 +8,11 @@
  * Every sum runs in the order that miractl/simulate/learning.py has, rounded to float32: the two
  * agree to the last bit.
  */
-#include "brain.h"
+#include "vectors.h"
 
-#include <math.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
-
 #define AVERAGES (MIRA_FEATURES - 5)
-#define LANES 8 /* partial sums of a reduction */
 #define GATE_RATE 0.25f
 #define MOST_COUNTS 4096.0f /* an expert that has been followed so often halves: it can change */
 
@@ -30,90 +22,6 @@ static const float TRAIL_DECAYS[COUNTS] = {0, 0.8f, 0.8f};
 static const float SPANS[AVERAGES] = {5, 20, 100, 1000}; /* tokens */
 static const int32_t CONTEXT_TOKEN[MIRA_CONTEXTS] = {0, 0, 0, 0, 0, 1, 1, 1};
 static const int32_t CONTEXT_LAYER[MIRA_CONTEXTS] = {0, -1, -2, -3, -4, 0, 1, 2};
-
-/* ln(x + 0.004) + 2 in place, to about 1e-7; x from 0. */
-WIDE static void logarithms(float *restrict x, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) {
-        float value = x[i] + 0.004f;
-        int32_t bits;
-        memcpy(&bits, &value, sizeof bits);
-        int32_t exponent = (bits - 0x3f3504f3) >> 23; /* mantissas from sqrt(1/2) to sqrt(2) */
-        bits -= exponent * (1 << 23);
-        memcpy(&value, &bits, sizeof bits);
-        float m = value - 1, square = m * m;
-        float p = 7.0376836292e-2f;
-        p = p * m + -1.1514610310e-1f;
-        p = p * m + 1.1676998740e-1f;
-        p = p * m + -1.2420140846e-1f;
-        p = p * m + 1.4249322787e-1f;
-        p = p * m + -1.6668057665e-1f;
-        p = p * m + 2.0000714765e-1f;
-        p = p * m + -2.4999993993e-1f;
-        p = p * m + 3.3333331174e-1f;
-        float ln = m + (p * m * square - 0.5f * square);
-        x[i] = (float)exponent * 0.69314718056f + ln + 2;
-    }
-}
-
-/* 1 / (1 + exp(-x)) - y in place of x. */
-WIDE static void residuals(float *restrict x, const float *restrict y, int32_t n)
-{
-    const float round = 12582912.0f; /* adding it leaves no fraction */
-    for (int32_t i = 0; i < n; i++) {
-        float v = -x[i];
-        v = v < -30 ? -30 : v;
-        v = v > 30 ? 30 : v;
-        float whole = v * 1.44269504089f + round - round;
-        float r = v - whole * 0.693359375f;
-        r = r - whole * -2.12194440e-4f;
-        float p = 1.9875691500e-4f;
-        p = p * r + 1.3981999507e-3f;
-        p = p * r + 8.3334519073e-3f;
-        p = p * r + 4.1665795894e-2f;
-        p = p * r + 1.6666665459e-1f;
-        p = p * r + 5.0000001201e-1f;
-        p = p * (r * r) + r + 1;
-        int32_t bits = ((int32_t)whole + 127) * (1 << 23);
-        float power;
-        memcpy(&power, &bits, sizeof power);
-        x[i] = 1 / (1 + p * power) - y[i];
-    }
-}
-
-WIDE static void add_scaled(float *restrict y, const float *restrict x, float factor, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++)
-        y[i] += factor * x[i];
-}
-
-WIDE static void add(float *restrict y, const float *restrict x, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++)
-        y[i] += x[i];
-}
-
-/* One AdaGrad step against the gradient. */
-WIDE static void descend(float *restrict x, float *restrict sums, const float *restrict gradient,
-                         float rate, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) {
-        float g = gradient[i];
-        sums[i] += g * g;
-        x[i] -= rate * g / sqrtf(sums[i]);
-    }
-}
-
-WIDE static float product(const float *restrict x, const float *restrict y, int32_t n)
-{
-    float part[LANES] = {0}, sum = 0;
-    for (int32_t i = 0; i < n; i += LANES)
-        for (int32_t j = 0; j < LANES; j++)
-            part[j] += x[i + j] * y[i + j];
-    for (int32_t j = 0; j < LANES; j++)
-        sum += part[j];
-    return sum;
-}
 
 /* --- the last tokens -------------------------------------------------------------------------- */
 
@@ -160,9 +68,9 @@ static void count(mira_learner *m, int32_t kind, int32_t layer, const float *bef
                   const uint16_t *ids)
 {
     float *totals = totals_of(m, kind, layer);
-    add(totals, before, m->lanes);
+    vector_add(totals, before, m->lanes);
     for (int32_t i = 0; i < m->top; i++)
-        add(counts_of(m, kind, layer, ids[i]), before, m->lanes);
+        vector_add(counts_of(m, kind, layer, ids[i]), before, m->lanes);
     for (int32_t e = 0; e < m->experts; e++)
         if (totals[e] >= MOST_COUNTS) {
             totals[e] *= 0.5f;
@@ -243,7 +151,7 @@ static void describe(mira_learner *m, int32_t layer, const uint16_t *ids)
         expect(m, CROSS, layer, ids_at(m, m->token, layer - 1), expected + 2 * m->lanes);
     else
         memcpy(expected + 2 * m->lanes, expected + m->lanes, row);
-    logarithms(x, (AVERAGES + 3) * m->lanes);
+    vector_log(x, (AVERAGES + 3) * m->lanes);
     memcpy(x + (AVERAGES + 3) * m->lanes, m->gate + (size_t)layer * m->lanes, row);
     for (int32_t e = 0; e < m->lanes; e++)
         x[(AVERAGES + 4) * m->lanes + e] = 1;
@@ -259,11 +167,11 @@ static void score(const mira_learner *m, int64_t token, int32_t layer, float *z)
     const float *x = features_at(m, token, layer);
     memcpy(z, m->bias + (size_t)layer * m->lanes, m->lanes * sizeof *z);
     for (int32_t f = 0; f < MIRA_FEATURES; f++)
-        add_scaled(z, x + f * m->lanes, m->weights[f], m->lanes);
+        vector_add_scaled(z, x + f * m->lanes, m->weights[f], m->lanes);
     for (int32_t c = 0; c < MIRA_CONTEXTS; c++) {
         const uint16_t *ids = context(m, token, layer, c);
         for (int32_t i = 0; ids && i < m->top; i++)
-            add(z, table_row(m, m->table, layer, c, ids[i]), m->lanes);
+            vector_add(z, table_row(m, m->table, layer, c, ids[i]), m->lanes);
     }
 }
 
@@ -287,17 +195,17 @@ static void learn(mira_learner *m, int64_t token, int32_t layer)
     size_t at = (size_t)layer * m->lanes;
     judge(m, token, layer, y);
     score(m, token, layer, r);
-    residuals(r, y, m->lanes);
+    vector_residuals(r, y, m->lanes);
     memset(r + m->experts, 0, (m->lanes - m->experts) * sizeof *r);
     for (int32_t f = 0; f < MIRA_FEATURES; f++)
-        gradient[f] = product(r, features_at(m, token, layer) + f * m->lanes, m->lanes)
+        gradient[f] = vector_product(r, features_at(m, token, layer) + f * m->lanes, m->lanes)
                       / m->experts;
-    descend(m->weights, m->weight_sums, gradient, m->weight_rate, MIRA_FEATURES);
-    descend(m->bias + at, m->bias_sums + at, r, m->table_rate, m->lanes);
+    vector_descend(m->weights, m->weight_sums, gradient, m->weight_rate, MIRA_FEATURES);
+    vector_descend(m->bias + at, m->bias_sums + at, r, m->table_rate, m->lanes);
     for (int32_t c = 0; c < MIRA_CONTEXTS; c++) {
         const uint16_t *ids = context(m, token, layer, c);
         for (int32_t i = 0; ids && i < m->top; i++)
-            descend(table_row(m, m->table, layer, c, ids[i]),
+            vector_descend(table_row(m, m->table, layer, c, ids[i]),
                     table_row(m, m->table_sums, layer, c, ids[i]), r, m->table_rate, m->lanes);
     }
 }
