@@ -27,11 +27,7 @@ SHARES = (0.125, 0.25, 0.5)
 DATA = Path(os.environ.get("MIRACTL_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 RIVALS = ("lru", "lfu", "random", "heat", "lru-pool")
 # Share of the experts: who is judged, and the gap to close.
-AIMS = {
-    0.125: ("learned-bypass", 0.40),
-    0.25: ("learned-layer", 0.50),
-    0.5: ("learned-layer", 0.47),
-}
+AIMS = {0.125: (DEFAULT, 0.40), 0.25: (DEFAULT, 0.45), 0.5: (DEFAULT, 0.50)}
 
 
 def read_all(folder: Path) -> dict[str, Routing]:

@@ -4,6 +4,7 @@ The arrays are numpy's, so that they can be looked at, saved and loaded.
 """
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from miractl.native.library import library
 
 Floats = NDArray[np.float32]
 FEATURES, AVERAGES, CONTEXTS, COUNTS = 9, 4, 8, 3  # as in brain.h and learner.c
-WINDOW = 20  # tokens until a score is judged
-WEIGHT_RATE, TABLE_RATE = 0.05, 0.02
+WINDOW = 10  # tokens until a score is judged
+WEIGHT_RATE, TABLE_RATE = 0.05, 0.018
 PSEUDO_ROWS = 4.0  # prior counts of each table, spread evenly
 START_WEIGHTS = (0.4, 0.4, 0.4, 0.3, 0.0, 0.0, 0.0, 0.0, -1.0)
 MOST_TOKENS_AHEAD = 1000
@@ -28,6 +29,11 @@ _ARRAYS = (
 def discount_for(slots: float, top: int) -> float:
     """How fast a later use counts less, with so many slots a layer: 1 - 1 / (1 + slots / k)."""
     return 1 - 1 / (1 + slots / top)
+
+
+def window_for(slots: float, top: int) -> int:
+    """Tokens until a score is judged, with so many slots a layer: all that counts, and no more."""
+    return 2 + math.ceil(2 * slots / top)
 
 
 class _Learner(ctypes.Structure):
@@ -53,11 +59,11 @@ class LearnerState:
         weight_rate: float = WEIGHT_RATE,
         table_rate: float = TABLE_RATE,
     ) -> None:
-        """Raises ValueError for sizes that make no model or a discount outside 0 to 1."""
+        """Raises ValueError for sizes that make no model or a discount not within 0 to 1."""
         if not (layers > 0 and 0 < top <= experts <= 1 << 16 and 0 < window <= MOST_TOKENS_AHEAD):
             raise ValueError(f"Got {layers = }, {experts = }, {top = }, {window = }")
-        if not 0 <= discount < 1:
-            raise ValueError(f"Got {discount = } but expected 0 to 1")
+        if not 0 < discount < 1:
+            raise ValueError(f"Got {discount = } but expected more than 0 and less than 1")
         self.layers, self.experts, self.top = layers, experts, top
         self.discount, self.window = discount, window
         self.weight_rate, self.table_rate = weight_rate, table_rate

@@ -3,6 +3,7 @@
 The oracle of its tests, and its description: read it beside miractl/native/src/learner.c.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -195,7 +196,10 @@ class ReferenceLearner:
 
 
 class LearnedWorth:
-    """The learner's score as worth in a reference replay."""
+    """The learner's score as worth in a reference replay.
+
+    Layers are scored in turn, and what an older score foresees has come nearer since.
+    """
 
     def __init__(self, routing: Routing, state: LearnerState) -> None:
         self.table = np.zeros((routing.layers, routing.experts))
@@ -206,4 +210,6 @@ class LearnedWorth:
         r = self._routing
         ids, probabilities = r.ids[token, layer], r.probabilities[token, layer]
         self._learner.record(layer, ids, probabilities, bool(r.starts[token]))
-        self.table[layer] = self._learner.state.scores[layer, : r.experts]
+        state = self._learner.state
+        nearer = (token + layer / r.layers) * math.log(float(F(state.discount)))
+        self.table[layer] = state.scores[layer, : r.experts] + nearer

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.errors import UsageError
-from miractl.native.learner import Learner, LearnerState, discount_for
+from miractl.native.learner import Learner, LearnerState, discount_for, window_for
 from miractl.native.replay import Admission, Cache, Kind, Routing, Rule, replay
 from miractl.telemetry.trace import Trace
 
@@ -113,9 +113,9 @@ def hits(policy: Policy, routing: Routing, slots: int, token_seconds: float) -> 
     if policy.kind is Kind.HEAT:
         admission = Admission.HOTTER
     elif policy.kind is Kind.LEARNED:
-        discount = discount_for(slots, routing.top)
+        discount, window = discount_for(slots, routing.top), window_for(slots, routing.top)
         sizes = (routing.layers, routing.experts, routing.top)
-        learner = Learner(LearnerState(*sizes, discount))
+        learner = Learner(LearnerState(*sizes, discount, window=window))
     ways = (slots * routing.layers,) if policy.pooled else (slots,) * routing.layers
     rule = Rule(policy.kind, token_seconds=token_seconds, learner=learner)
     outcome = replay(routing, Cache(ways, policy.pooled, admission), rule)

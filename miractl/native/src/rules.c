@@ -127,9 +127,11 @@ static void observe_learner(rules *r, int32_t token, int32_t layer, const uint16
     const mira_routing *in = r->routing;
     mira_learner *learner = r->rule.learner;
     mira_learn(learner, layer, in->starts[token], ids, in->probabilities + (ids - in->ids));
+    /* Layers are scored in turn: what an older score foresees has come nearer since. */
+    double now = token + (double)layer / in->layers, nearer = now * log(learner->discount);
     const float *scores = learner->scores + (size_t)layer * learner->lanes;
     for (int32_t e = 0; e < in->experts; e++)
-        worth[e] = scores[e];
+        worth[e] = scores[e] + nearer;
 }
 
 /* --- all -------------------------------------------------------------------------------------- */
