@@ -27,6 +27,7 @@ COMMANDS = {
     "inspect": "Say what a checkpoint is, and what is missing or damaged.",
     "doctor": "Check what will work on this machine, and what to do.",
     "plan": "Say whether a model runs here, with which settings, how fast.",
+    "replay": "Say what cache policies would have hit on recorded routing.",
     "status": "Say how the running server is doing.",
     "top": "Watch the running server live.",
     "heat": "Export how hot each expert of the running server is.",
