@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "inspect": "Say what a checkpoint is, and what is missing or damaged.",
+    "pack": "Pack a model: one contiguous, aligned record an expert.",
     "doctor": "Check what will work on this machine, and what to do.",
     "plan": "Say whether a model runs here, with which settings, how fast.",
     "status": "Say how the running server is doing.",
