@@ -126,13 +126,13 @@ def _prepare(folder: Path, target: Path, kind: str) -> _Job:
         layers=outline.layers,
         experts=outline.experts,
         record=recipe.record,
-        source=_describe_source(folder, checkpoint),
+        source=describe_source(folder, checkpoint),
         files={},
     )
     return _Job(folder, target, partial, checkpoint, recipe, manifest)
 
 
-def _describe_source(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+def describe_source(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     """What the records were made from: config, sizes and headers, which cost nothing to hash."""
     places = [
         [name, part.file.name, part.start, part.dtype, list(part.shape)]
