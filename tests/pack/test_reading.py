@@ -18,6 +18,7 @@ from miractl.runtime.engine import Engine
 from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.loading import Checkpoint, read_outline
 from miractl.runtime.packing import pack
+from miractl.runtime.quality import expert_errors
 from miractl.runtime.verify import verify
 from tests.runtime.families import FAMILIES, make_family
 from tests.runtime.models import make_model, options
@@ -88,6 +89,45 @@ def test_fp8_experts_stay_codes_and_give_the_same_bits(tmp_path: Path) -> None:
     assert {part.tensor.encoding for part in manifest.record.parts} == {"fp8"}
     assert manifest.record.used < 32 * 24 * 3 * 2  # less than two bytes a weight
     assert torch.equal(logits(source), logits(tmp_path / "packed"))
+
+
+def make_mxfp4(folder: Path) -> None:
+    """gpt-oss as it is published: codes and scales of all experts in one tensor each."""
+    make_model(folder, "GptOss")
+    torch.manual_seed(2)
+    stored = tensors_of(folder)
+    for name in [n for n in stored if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        shape = (experts, outputs, inputs // 32, 16)
+        stored[f"{name}_blocks"] = torch.randint(0, 256, shape, dtype=torch.uint8)
+        stored[f"{name}_scales"] = torch.randint(120, 126, shape[:3], dtype=torch.uint8)
+    rewrite(folder, stored, {"quant_method": "mxfp4"})
+
+
+def test_mxfp4_experts_stay_codes_and_give_the_same_bits(tmp_path: Path) -> None:
+    make_mxfp4(tmp_path / "source")
+    manifest = pack(tmp_path / "source", tmp_path / "packed", "as-is")
+    kinds = {part.parameter: part.tensor.encoding for part in manifest.record.parts}
+    assert kinds["down_proj"] == "mxfp4"
+    assert kinds["down_proj_bias"] == "plain"
+    assert torch.equal(logits(tmp_path / "source"), logits(tmp_path / "packed"))
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("int8", 0.01), ("int4", 0.12)])
+def test_coded_sources_can_be_quantised(tmp_path: Path, kind: str, bound: float) -> None:
+    make_mxfp4(tmp_path / "source")
+    pack(tmp_path / "source", tmp_path / "packed", kind)
+    errors = [e.relative for e in expert_errors(tmp_path / "packed", tmp_path / "source")]
+    assert 0 < max(errors) < bound
+
+
+def test_fp16_and_bf16_sources_are_stored_as_they_are(tmp_path: Path) -> None:
+    for dtype, name in ((torch.float16, "F16"), (torch.bfloat16, "BF16")):
+        model = make_model(tmp_path / f"first-{name}", "Qwen3Moe").to(dtype)
+        model.save_pretrained(tmp_path / name)
+        manifest = pack(tmp_path / name, tmp_path / f"packed-{name}", "as-is")
+        assert {p.tensor.ranges[0].dtype for p in manifest.record.parts} == {name}
+        assert torch.equal(logits(tmp_path / name), logits(tmp_path / f"packed-{name}"))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
