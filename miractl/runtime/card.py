@@ -36,7 +36,7 @@ All other tensors, routers among them, are the source's own.
 {format_bytes(manifest.record.nbytes)} ({manifest.record.nbytes:,} bytes)
 - {format_bytes(manifest.nbytes)} of experts in all
 
-`miractl serve --model DIR` runs it, `miractl inspect DIR --verify-hashes` checks every byte.
+`miractl serve DIR` runs it, `miractl inspect DIR --verify-hashes` checks every byte.
 {told if (folder / SOURCE_CARD).exists() else ""}
 {QUALITY}
 

@@ -108,6 +108,7 @@ def test_killed_many_times_in_a_row(tmp_path: Path, source: Path, expected: dict
     assert hashes(target) == expected
 
 
+@pytest.mark.slow
 def test_kill_9(tmp_path: Path, source: Path, expected: dict[str, str]) -> None:
     """A real one, when the first digests are on disk."""
     target, partial = tmp_path / "packed", tmp_path / "packed.partial"
