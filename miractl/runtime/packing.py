@@ -7,20 +7,15 @@ interpreter's lock.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from miractl import __version__
 from miractl.checkpoint.packed import (
@@ -35,23 +30,21 @@ from miractl.checkpoint.packed import (
     record_to_json,
 )
 from miractl.errors import MiractlError
-from miractl.native.layout import RECORD_ALIGNMENT
-from miractl.native.memory import aligned_empty
-from miractl.policy.keys import ExpertKey
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime.card import CARD, SOURCE_CARD, write_card
 from miractl.runtime.engine import refuse_faults
 from miractl.runtime.loading import Checkpoint, read_outline
 from miractl.runtime.recipe import Recipe, make_recipe
+from miractl.runtime.record_file import RecordFile
 from miractl.runtime.rest import plan_shards, write_shard
 from miractl.runtime.source import CheckpointSource
+from miractl.runtime.workplace import disk_errors, one_torch_thread, own_folder
 from miractl.units import format_bytes
 
 JOB, CONFIG = "job.json", "config.json"
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # tokenizer, configs, templates
 LEGAL = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
-_ZERO = bytes(DIGEST_BYTES)
 
 Progress = Callable[[int, int], None]  # records done, of how many
 
@@ -101,7 +94,7 @@ def pack(
         raise MiractlError(f"{folder} is packed already", hint="pack the checkpoint it came from")
     job = _prepare(folder, target, kind)
     try:
-        with _own_folder(job), _disk_errors(job), _one_torch_thread():
+        with own_folder(job.partial), disk_errors(job.partial), one_torch_thread():
             _check_space(job)
             _begin(job)
             _write_records(job, threads or cpu.probe(Machine()).threads, progress)
@@ -150,48 +143,6 @@ def describe_source(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 # --- the folder -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def _own_folder(job: _Job) -> Iterator[None]:
-    """The partial folder, held by this process alone. A lock ends with its process."""
-    if not job.target.parent.is_dir():
-        raise MiractlError(f"no folder {str(job.target.parent)!r} to pack into")
-    job.partial.mkdir(exist_ok=True)
-    descriptor = os.open(job.partial, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MiractlError(f"another process is packing into {job.partial}") from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _disk_errors(job: _Job) -> Iterator[None]:
-    """What the file system refuses, in one line that says how to go on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise MiractlError(
-                f"no space left for {job.partial}",
-                hint="make room and run the same command again: it goes on where it stopped",
-            ) from error
-        raise
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """The threads of the pool are those that share the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _check_space(job: _Job) -> None:
@@ -260,51 +211,8 @@ def _write_json(path: Path, data: Any) -> None:
 # --- records --------------------------------------------------------------------------------------
 
 
-class _Records:
-    """The file of records and that of their digests. Threads write different records."""
-
-    def __init__(self, job: _Job) -> None:
-        self._manifest, self._recipe = job.manifest, job.recipe
-        self._records = os.open(job.partial / RECORDS, os.O_RDWR)
-        self._digests = os.open(job.partial / DIGESTS, os.O_RDWR)
-        self._buffers = threading.local()
-
-    def close(self) -> None:
-        os.fsync(self._records)
-        os.fsync(self._digests)
-        os.close(self._records)
-        os.close(self._digests)
-
-    def write(self, number: int) -> None:
-        """Make a record, unless it is there already."""
-        if self._is_done(number):
-            return
-        nbytes = self._manifest.record.nbytes
-        if not hasattr(self._buffers, "block"):
-            self._buffers.block = aligned_empty(nbytes, RECORD_ALIGNMENT)
-        block = self._buffers.block
-        block[:] = 0
-        self._recipe.fill(ExpertKey(*divmod(number, self._manifest.experts)), block)
-        _write_all(self._records, memoryview(block), number * nbytes)
-        digest = hashlib.sha256(block).digest()
-        _write_all(self._digests, memoryview(digest), number * DIGEST_BYTES)
-
-    def _is_done(self, number: int) -> bool:
-        digest = os.pread(self._digests, DIGEST_BYTES, number * DIGEST_BYTES)
-        if digest == _ZERO:
-            return False
-        nbytes = self._manifest.record.nbytes
-        return hashlib.sha256(os.pread(self._records, nbytes, number * nbytes)).digest() == digest
-
-
-def _write_all(descriptor: int, data: memoryview, at: int) -> None:
-    while data:
-        step = os.pwrite(descriptor, data, at)
-        data, at = data[step:], at + step
-
-
 def _write_records(job: _Job, threads: int, progress: Progress | None) -> None:
-    records, count = _Records(job), job.manifest.count
+    records, count = RecordFile(job.manifest, job.recipe), job.manifest.count
     try:
         with ThreadPoolExecutor(threads, "miractl-pack") as pool:
             made = [pool.submit(records.write, number) for number in range(count)]

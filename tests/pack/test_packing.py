@@ -17,7 +17,7 @@ from click.testing import Result
 
 from miractl.checkpoint.packed import DIGESTS, RECORDS, hash_file
 from miractl.errors import MiractlError
-from miractl.runtime import packing
+from miractl.runtime import packing, record_file
 from miractl.runtime.engine import Engine
 from miractl.runtime.packing import pack
 from tests.runtime.models import make_model, options
@@ -69,7 +69,8 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int, death: BaseException) -> 
 
             return call
 
-    monkeypatch.setattr(packing, "os", System())
+    for module in (packing, record_file):
+        monkeypatch.setattr(module, "os", System())
     return lambda: calls
 
 
@@ -113,9 +114,10 @@ def test_kill_9(tmp_path: Path, source: Path, expected: dict[str, str]) -> None:
     """A real one, when the first digests are on disk."""
     target, partial = tmp_path / "packed", tmp_path / "packed.partial"
     slowed = (
-        "import time; from miractl.runtime import packing; write = packing._write_all\n"
+        "import time\nfrom miractl.runtime import packing, record_file\n"
+        "write = record_file.write_all\n"
         "def slow(*args): time.sleep(0.1); write(*args)\n"
-        "packing._write_all = slow\n"
+        "record_file.write_all = slow\n"
         f"from pathlib import Path; packing.pack(Path({str(source)!r}), Path({str(target)!r}), "
         "'int4', threads=2)"
     )
@@ -152,13 +154,13 @@ def test_records_that_are_done_are_not_made_again(tmp_path: Path, source: Path) 
     )
     made: list[int] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
-        write = packing._write_all
+        write = record_file.write_all
 
         def counted(descriptor: int, data: memoryview, at: int) -> None:
             made.append(len(data))
             write(descriptor, data, at)
 
-        monkeypatch.setattr(packing, "_write_all", counted)
+        monkeypatch.setattr(record_file, "write_all", counted)
         pack(source, target, "int4", threads=1)
     assert 0 < done < 24
     assert sum(size > 32 for size in made) == 24 - done
