@@ -32,7 +32,7 @@ from miractl.runtime.hollow import (
     looks_like_experts,
     own_parameters,
 )
-from miractl.runtime.packed import PackedSource
+from miractl.runtime.packed import PackedSource, fits
 from miractl.runtime.source import CheckpointSource, ExpertSource, map_experts
 
 TIED = (
@@ -179,10 +179,9 @@ class LayerTensor:
 
 
 def _refuse_other_experts(manifest: Manifest, outline: Outline) -> None:
-    """Raise MiractlError unless the records are experts of this model."""
-    packed, wanted = set(outline.shapes), {part.parameter for part in manifest.record.parts}
+    """Raise MiractlError unless the records are experts of this model and fill its slots."""
     same = (manifest.layers, manifest.experts) == (outline.layers, outline.experts)
-    if not same or (wanted and wanted != packed):
+    if not same or not fits(manifest.record, outline.shapes):
         raise MiractlError(
             f"{manifest.folder}: the records are not experts of the model in config.json",
             hint="pack the model again",

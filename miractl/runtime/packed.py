@@ -3,6 +3,7 @@
 Records in the kernels' layout become the slot's numbers on arrival.
 """
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -10,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from miractl.checkpoint.packed import RECORDS, Manifest, Part, Quantized
+from miractl.checkpoint.packed import RECORDS, Manifest, Part, Quantized, Record
 from miractl.native import available, dequantize, reference
 from miractl.native.layout import RECORD_ALIGNMENT, MatrixShape
 from miractl.native.memory import aligned_empty
 from miractl.policy.keys import ExpertKey
+from miractl.runtime.arena import Shapes
 from miractl.runtime.decode import TORCH_DTYPES, decode
 from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.source import Views
@@ -57,6 +59,29 @@ class PackedSource:
             self._buffers.record = aligned_empty(self._manifest.record.nbytes, RECORD_ALIGNMENT)
         buffer: Bytes = self._buffers.record
         return buffer
+
+
+def fits(record: Record, shapes: Shapes) -> bool:
+    """Whether a record fills slots of these shapes and nothing beside them."""
+    if record.quantized is not None:
+        shape, transposed = record.quantized.shape, record.quantized.transposed
+        sizes = {record.quantized.first: shape.gate_up, "down_proj": shape.down}
+        wanted = {name: (m.rows, m.columns) for name, m in sizes.items()}
+        matrices = {n: (s[::-1] if transposed else s) for n, s in shapes.items() if len(s) == 2}
+        return matrices == wanted and (len(shapes) > 2) == shape.biased
+    ends = {name: math.prod(shape) for name, shape in shapes.items()}
+    inside = all(
+        len(part.strides) == len(part.tensor.shape)
+        and min((part.offset, *part.strides)) >= 0
+        and part.offset + sum(map(_reach, part.tensor.shape, part.strides)) < ends[part.parameter]
+        for part in record.parts
+        if part.parameter in ends
+    )
+    return inside and {part.parameter for part in record.parts} == shapes.keys()
+
+
+def _reach(size: int, stride: int) -> int:
+    return (size - 1) * stride
 
 
 def _in_place(parts: tuple[Part, ...], slot: Views) -> list[torch.Tensor]:

@@ -1,9 +1,11 @@
 """Packed folders are models like any other, and as-is packs give the very same numbers."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,6 +242,30 @@ def test_a_broken_folder_is_refused_before_loading(
         logits(tmp_path / "packed")
     assert says in refused.value.message
     assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("as-is", lambda record: record["parts"][0].update(offset=1)),
+        ("as-is", lambda record: record["parts"][0].update(strides=[256, 1])),
+        ("as-is", lambda record: record["parts"].pop()),
+        ("int4", lambda record: record["expert"].update(transposed=False)),
+        ("int4", lambda record: record["expert"].update(hidden=64, inner=32)),
+    ],
+)
+def test_a_record_that_does_not_fit_the_slots_is_refused(
+    tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """A manifest that somebody wrote cannot make the reader write outside of a slot."""
+    make_model(tmp_path / "source", "GptOss")
+    pack(tmp_path / "source", tmp_path / "packed", kind)
+    path = tmp_path / "packed" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest["record"])
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(MiractlError, match=r"are not experts of the model|contradict each other"):
+        logits(tmp_path / "packed")
 
 
 def test_records_are_aligned_and_found_by_a_rule(tmp_path: Path) -> None:
