@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "inspect": "Say what a checkpoint is, and what is missing or damaged.",
+    "pack": "Pack a model: one contiguous, aligned record an expert.",
     "doctor": "Check what will work on this machine, and what to do.",
     "plan": "Say whether a model runs here, with which settings, how fast.",
     "replay": "Say what cache policies would have hit on recorded routing.",
@@ -32,6 +33,7 @@ COMMANDS = {
     "top": "Watch the running server live.",
     "heat": "Export how hot each expert of the running server is.",
     "verify": "Prove that outputs equal those of the stock model.",
+    "bench": "Measure what a model loses by packing.",
     "profiles": "List the profiles and show what they set, and why.",
     "config": "Show the settings in force, and where each came from.",
     "env": "Print facts to paste into a bug report.",
