@@ -17,6 +17,7 @@ REQUIRED = os.environ.get("MIRACTL_REQUIRE_NATIVE", "") not in ("", "0")
 
 # -ffp-contract=off: a product and a sum are rounded apart, unless the source says fma.
 # -fno-trapping-math: nobody asks for exception flags, so comparisons may be vectorised.
+# -fno-math-errno: nor for errno, so a square root is an instruction.
 # -Wno-psabi: vectors are passed between inlined functions only.
 KERNELS = Extension(
     "miractl.native.libmiractl",
@@ -24,7 +25,7 @@ KERNELS = Extension(
     depends=sorted(str(path) for path in SOURCES.glob("*.h")),
     extra_compile_args=[
         *("-std=c11", "-O3", "-g0", "-ffp-contract=off", "-fno-trapping-math"),
-        *("-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-pthread"),
+        *("-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-pthread"),
     ],
     extra_link_args=["-pthread"],
     libraries=["m"],

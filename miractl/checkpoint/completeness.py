@@ -35,16 +35,40 @@ def check(
     yield from _head(geometry, contents)
     yield from _wrong_experts(geometry, experts)
     rest = [name for name in names if name not in experts]
+    prefix = next(iter(experts.values())).prefix
     missing = [
         *_missing_outside(geometry, rest),
         *_missing_experts(geometry, experts),
-        *_missing_others(geometry, rest, experts),
+        *_missing_others(geometry, rest, prefix),
     ]
-    if missing:
-        more = f", and {len(missing) - 1:,} more tensors" if len(missing) > 1 else ""
-        text = f"{missing[0]} is missing{more}"
-        yield Fault("missing-tensor", text, _DOWNLOAD, names=tuple(missing))
+    yield from _missing(missing, _DOWNLOAD)
     yield from wrong_shapes(geometry, contents.tensors, experts)
+
+
+def check_rest(geometry: Geometry, contents: Contents) -> Iterator[Fault]:
+    """All faults of the tensors of a folder whose experts are records."""
+    if not contents.names_known:
+        return
+    yield from _head(geometry, contents)
+    missing = [*_missing_outside(geometry, contents.names)]
+    if (prefix := rest_prefix(geometry, contents.names)) is not None:
+        missing += _missing_others(geometry, contents.names, prefix)
+    yield from _missing(missing, "pack the model again")
+    yield from wrong_shapes(geometry, contents.tensors, {})
+
+
+def rest_prefix(geometry: Geometry, names: Iterable[str]) -> str | None:
+    """What layers are called where no expert tells it, e.g. model.layers."""
+    usual = f"{geometry.blueprint.prefix}.0."
+    first = next((name for name in sorted(names) if usual in name), None)
+    return first and first[: first.index(usual) + len(usual) - len(".0.")]
+
+
+def _missing(names: list[str], remedy: str) -> Iterator[Fault]:
+    if names:
+        more = f", and {len(names) - 1:,} more tensors" if len(names) > 1 else ""
+        text = f"{names[0]} is missing{more}"
+        yield Fault("missing-tensor", text, remedy, names=tuple(names))
 
 
 def check_format(quantization: Any, contents: Contents) -> Iterator[Fault]:
@@ -139,10 +163,7 @@ def _missing_outside(geometry: Geometry, names: Iterable[str]) -> Iterator[str]:
         yield from sorted(known - present)
 
 
-def _missing_others(
-    geometry: Geometry, names: Iterable[str], experts: Mapping[str, ExpertTensor]
-) -> Iterator[str]:
-    prefix = next(iter(experts.values())).prefix
+def _missing_others(geometry: Geometry, names: Iterable[str], prefix: str) -> Iterator[str]:
     found: dict[str, set[int]] = defaultdict(set)  # name below a layer -> layers
     for name in names:
         place = below_layer(name, prefix)

@@ -5,12 +5,21 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from miractl.checkpoint import completeness
 from miractl.checkpoint.config import ModelConfig, UnknownFamilyError
 from miractl.checkpoint.experts import ExpertTensor, below_layer, find_experts, is_draft
-from miractl.checkpoint.faults import Fault
+from miractl.checkpoint.faults import Fault, FileFaultError
 from miractl.checkpoint.geometry import Geometry, geometry_of
+from miractl.checkpoint.packed import (
+    MANIFEST,
+    Manifest,
+    describe,
+    is_packed,
+    missing_bytes,
+    read_manifest,
+)
 from miractl.checkpoint.shards import Contents, Shard, read_contents
 from miractl.errors import MiractlError
 
@@ -35,6 +44,7 @@ class Inspection:
     shards: tuple[Shard, ...]
     stored: tuple[Stored, ...]
     faults: tuple[Fault, ...]
+    packed: Manifest | None = None  # of a folder whose experts are records
 
     @property
     def usable(self) -> bool:
@@ -67,6 +77,8 @@ def inspect_folder(folder: Path) -> Inspection:
         stored = _stored(contents, {})
         shards = tuple(contents.shards)
         return Inspection(folder, None, None, shards, stored, (fault, *contents.faults))
+    if is_packed(folder):
+        return _inspect_packed(folder, geometry, contents, config.value("quantization"))
     experts = find_experts(names, geometry.moe_layers)
     faults = [
         *contents.faults,
@@ -85,23 +97,68 @@ def inspect_folder(folder: Path) -> Inspection:
     )
 
 
+def _inspect_packed(
+    folder: Path, geometry: Geometry, contents: Contents, quantization: Any
+) -> Inspection:
+    """A folder whose experts are records: the manifest tells of them, the headers of the rest."""
+    faults = [fault for fault in contents.faults if fault.code != "no-index"]
+    faults += completeness.check_rest(geometry, contents)
+    faults += completeness.check_format(quantization, contents)
+    manifest = None
+    try:
+        manifest = read_manifest(folder)
+    except FileFaultError as error:
+        faults.append(error.fault(MANIFEST))
+    if manifest is not None:
+        faults += missing_bytes(manifest)
+        if (manifest.layers, manifest.experts) != (geometry.moe_layers, geometry.experts):
+            text = (
+                f"the records are {manifest.experts} experts in {len(manifest.layers)} layers, "
+                f"config.json says {geometry.experts} in {len(geometry.moe_layers)}"
+            )
+            faults.append(Fault("expert-count", text, "pack the model again"))
+        prefix = completeness.rest_prefix(geometry, contents.names) or geometry.blueprint.prefix
+        geometry = dataclasses.replace(
+            geometry,
+            bytes_per_expert=manifest.record.nbytes,
+            non_expert_bytes=_used_bytes(geometry, contents, {}, prefix),
+            sizes_from="headers",
+        )
+    return Inspection(
+        folder,
+        geometry,
+        None if manifest is None else describe(manifest),
+        tuple(contents.shards),
+        _stored(contents, {}),
+        tuple(sorted(faults, key=lambda fault: not fault.fatal)),
+        manifest,
+    )
+
+
 def _measured(
     geometry: Geometry, contents: Contents, experts: Mapping[str, ExpertTensor]
 ) -> Geometry:
     """The geometry with the bytes that the headers say; what is never loaded is left out."""
     held = sum(contents.tensors[name].nbytes for name in experts if name in contents.tensors)
     prefix = next(iter(experts.values())).prefix
-    rest = sum(
-        tensor.nbytes
-        for name, tensor in contents.tensors.items()
-        if name not in experts and not _is_unused(geometry, name, prefix)
-    )
+    rest = _used_bytes(geometry, contents, experts, prefix)
     each, odd = divmod(held, geometry.expert_count)
     return dataclasses.replace(
         geometry,
         bytes_per_expert=None if odd else each,
         non_expert_bytes=rest,
         sizes_from="headers",
+    )
+
+
+def _used_bytes(
+    geometry: Geometry, contents: Contents, experts: Mapping[str, ExpertTensor], prefix: str
+) -> int:
+    """Bytes of all tensors that are loaded, without the experts."""
+    return sum(
+        tensor.nbytes
+        for name, tensor in contents.tensors.items()
+        if name not in experts and not _is_unused(geometry, name, prefix)
     )
 
 

@@ -1,5 +1,6 @@
 """`miractl inspect`: what a checkpoint is, and what is wrong with it."""
 
+import dataclasses
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from miractl.units import format_bytes
 if TYPE_CHECKING:
     from miractl.checkpoint.geometry import Geometry
     from miractl.checkpoint.inspection import Inspection
+    from miractl.checkpoint.packed import Manifest
 
 SCHEMA = "miractl.inspect/1"
 _LABEL = 19  # columns of the longest label and a gap
@@ -21,34 +23,55 @@ _LABEL = 19  # columns of the longest label and a gap
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
+@click.option("--verify-hashes", is_flag=True, help="Read a packed folder and check every byte.")
 @json_option
-def command(model: Path, as_json: bool) -> None:
+def command(model: Path, verify_hashes: bool, as_json: bool) -> None:
     """Say what the checkpoint in the folder MODEL is, and what is missing or damaged.
 
-    Reads config.json, the index and the headers of the shards, never the weights; a folder with
-    config.json alone will do. Exit codes: 0 usable, 1 a fault is in the way.
+    Reads config.json, the index and the headers of the shards, not the weights; a folder with
+    config.json alone will do. A packed folder is known by its manifest. Exit codes: 0 usable,
+    1 a fault is in the way.
 
     \b
     Examples:
       miractl inspect ./Qwen3-30B-A3B
       miractl inspect ./my-model --json
+      miractl inspect ./packed --verify-hashes
     """
     from miractl.checkpoint.inspection import inspect_folder
 
     if not model.is_dir():
         raise UsageError(f"no model folder {str(model)!r}", hint="miractl inspect ./my-model")
     found = inspect_folder(model)
+    if verify_hashes:
+        found = _with_hashes(found)
     out = Output(json=as_json)
     if as_json:
-        out.json(_facts(found))
+        out.json(_facts(found, verify_hashes))
     else:
         _print(found, out)
+        if verify_hashes and found.usable:
+            out.data(f"{out.style(out.mark('ok'), 'green')} every byte is what was packed")
     click.get_current_context().exit(0 if found.usable else 1)
+
+
+def _with_hashes(found: "Inspection") -> "Inspection":
+    """The same, with a fault for every file and record that is not what was packed."""
+    from miractl.checkpoint.packed import wrong_hashes
+
+    if found.packed is None:
+        raise UsageError(
+            f"{found.folder} is not packed: there are no hashes to check",
+            hint=f"miractl inspect {found.folder}",
+        )
+    if not found.usable:
+        return found
+    return dataclasses.replace(found, faults=(*wrong_hashes(found.packed), *found.faults))
 
 
 def _print(found: "Inspection", out: Output) -> None:
     if found.geometry is not None:
-        out.data(_sheet(found.geometry, found.layout, found.folder.resolve().name))
+        out.data(_sheet(found))
     if found.stored:
         rows = [(s.part, s.dtype, s.tensors, format_bytes(s.bytes)) for s in found.stored]
         out.data("\n" + table(rows, ("part", "type", "tensors", "size")))
@@ -69,8 +92,9 @@ def _print(found: "Inspection", out: Output) -> None:
         out.data(f"{out.style(out.mark('ok'), 'green')} no fault is in the way")
 
 
-def _sheet(geometry: "Geometry", layout: str | None, name: str) -> str:
-    g = geometry
+def _sheet(found: "Inspection") -> str:
+    g, packed = found.geometry, found.packed
+    assert g is not None
     per_token = g.kv_elements_per_token * 2
     rows = (
         ("family", f"{g.family}{f', {g.architecture}' if g.architecture else ''}"),
@@ -78,8 +102,9 @@ def _sheet(geometry: "Geometry", layout: str | None, name: str) -> str:
         ("experts", f"{g.experts} a layer, {g.expert_count:,} in all; a token uses {g.top_k}"),
         ("shared experts", f"{g.shared_experts} a layer" if g.shared_experts else "none"),
         ("expert", ", ".join(f"{name} {_shape(s)}" for name, s in g.expert_shapes.items())),
-        ("layout", layout),
-        ("format", _format(g)),
+        ("layout", found.layout),
+        ("packed from", packed.source["name"] if packed else ""),
+        ("format", _format(g, packed)),
         ("parameters", f"{g.parameters:,}, a token uses {g.active_parameters:,}"),
         ("in an expert", f"{g.parameters_per_expert:,}"),
         ("bytes an expert", _bytes(g.bytes_per_expert)),
@@ -94,7 +119,7 @@ def _sheet(geometry: "Geometry", layout: str | None, name: str) -> str:
     lines = [
         f"{label:<{_LABEL}}{'n/a' if text is None else text}" for label, text in rows if text != ""
     ]
-    return "\n".join((name, "", *lines))
+    return "\n".join((found.folder.resolve().name, "", *lines))
 
 
 def _layers(indices: tuple[int, ...], count: int) -> str:
@@ -115,8 +140,10 @@ def _shape(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape))
 
 
-def _format(geometry: "Geometry") -> str | None:
+def _format(geometry: "Geometry", packed: "Manifest | None") -> str | None:
     stored = geometry.format
+    if packed is not None and packed.record.quantized is not None:
+        return f"experts {packed.kind}, the rest {stored.dtype or 'n/a'}"
     if stored.name is None or stored.name == stored.dtype:
         return stored.name
     return f"experts {stored.name}, the rest {stored.dtype or 'n/a'}"
@@ -134,13 +161,15 @@ def _windows(geometry: "Geometry") -> str:
     return f"; {layers} layers keep the last {widest:,} alone"
 
 
-def _facts(found: "Inspection") -> dict[str, Any]:
+def _facts(found: "Inspection", hashed: bool) -> dict[str, Any]:
+    packed = None if found.packed is None else {**found.packed.to_json(), "hashed": hashed}
     return {
         "schema": SCHEMA,
         "model": str(found.folder),
         "usable": found.usable,
         "geometry": None if found.geometry is None else found.geometry.to_json(),
         "layout": found.layout,
+        "packed": packed,
         "stored": [
             {"part": s.part, "dtype": s.dtype, "tensors": s.tensors, "bytes": s.bytes}
             for s in found.stored

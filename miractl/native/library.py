@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 1  # MIRA_ABI of miractl_native.h
+ABI = 2  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -33,6 +33,11 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_pool_new": (_ADDRESS, (_INT,)),
     "mira_pool_free": (None, (_ADDRESS,)),
     "mira_multiply": (_INT, (_ADDRESS,) * 4 + (_INT, _ADDRESS)),
+    "mira_learn": (None, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS)),
+    "mira_predict": (None, (_ADDRESS, _INT, _INT)),
+    "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
+    "mira_foresee": (None, (_ADDRESS,) * 4),
+    "mira_replay": (_INT, (_ADDRESS,) * 5),
     "mira_layer": (
         _INT,
         (_ADDRESS,) * 3 + (_INT, _ADDRESS, _INT, _ADDRESS, _INT) + (_ADDRESS,) * 3,

@@ -25,7 +25,8 @@ from miractl.plan.needs import Needs
 from miractl.plan.request import PlanRequest
 from miractl.plan.slots import SlotPlan, parse_budget, plan_slots, whole
 from miractl.plan.staging import StagingPlan, plan_staging
-from miractl.plan.trace import Trace, replayed_hits
+from miractl.plan.trace import replayed_hits
+from miractl.telemetry.trace import Trace
 from miractl.units import MIB, format_bytes
 
 SCHEMA = "miractl.plan/1"

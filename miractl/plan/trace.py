@@ -1,55 +1,38 @@
 """Hit rates from a recorded routing trace: LRU, and Belady's optimum, in sets as they will be.
 
-A trace is an .npz with `topk_ids` [tokens, MoE layers, k]. Replays are plain Python, so only the
-beginning of a long trace is used.
+Replays are plain Python, so only the beginning of a long trace is used.
 """
 
 import heapq
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from miractl.checkpoint.geometry import Geometry
 from miractl.errors import UsageError
 from miractl.plan.cache import HitRange
+from miractl.telemetry import trace as trace_file
+from miractl.telemetry.trace import Ids, Trace
 
 MOST_LOOKUPS = 400_000  # a few seconds
 NEVER = 1 << 62
 
-Ids = npt.NDArray[np.int64]  # [tokens, layers, k]
 Step = tuple[int, tuple[int, ...]]  # number, keys of the experts that one layer needs at once
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Routing of consecutive tokens, ids [tokens, layers, k]."""
-
-    name: str
-    ids: Ids
 
 
 def read_trace(path: Path, geometry: Geometry) -> Trace:
     """The beginning of a trace of this model. Raises UsageError for any other file."""
-    try:
-        with np.load(path) as data:
-            ids = np.asarray(data["topk_ids"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or "no .npz with topk_ids"
-        raise UsageError(f"trace {path}: {reason}") from None
+    trace = trace_file.read_trace(path)
+    ids = trace.ids
     wanted = (len(geometry.moe_layers), geometry.top_k)
-    if ids.ndim != 3 or ids.shape[1:] != wanted or ids.dtype.kind not in "iu" or not len(ids):
+    if ids.shape[1:] != wanted:
         raise UsageError(
-            f"trace {path}: topk_ids is {ids.dtype}{list(ids.shape)}, expected whole numbers"
+            f"trace {path}: topk_ids is {list(ids.shape)}, expected"
             f" [tokens, {wanted[0]}, {wanted[1]}] as this model routes"
         )
-    if int(ids.min()) < 0 or int(ids.max()) >= geometry.experts:
+    if int(ids.max()) >= geometry.experts:
         raise UsageError(f"trace {path}: expert {int(ids.max())} of {geometry.experts}")
     tokens = max(1, MOST_LOOKUPS // (wanted[0] * wanted[1]))
-    return Trace(path.name, ids[:tokens].astype(np.int64))
+    return Trace(trace.name, ids[:tokens])
 
 
 def replayed_hits(trace: Trace, ways: Sequence[int]) -> HitRange:

@@ -5,7 +5,7 @@ request that needs it, and cannot take the process with it.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import EllipsisType
 
@@ -20,9 +20,10 @@ from miractl.runtime.decode import decode
 class CheckpointFiles:
     """Open files of one checkpoint. Reads are thread-safe: each names its own position."""
 
-    def __init__(self, tensors: Iterable[StoredTensor]) -> None:
-        paths = {part.file for tensor in tensors for part in tensor.ranges}
-        self._descriptors: dict[Path, int] = {p: os.open(p, os.O_RDONLY) for p in sorted(paths)}
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._descriptors: dict[Path, int] = {
+            path: os.open(path, os.O_RDONLY) for path in sorted(set(paths))
+        }
 
     def close(self) -> None:
         """Close the files."""
@@ -31,20 +32,29 @@ class CheckpointFiles:
 
     def read_into(self, buffer: torch.Tensor, source: TensorRange) -> None:
         """Fill `buffer`, uint8 [source.nbytes]. Raises MiractlError that names the file."""
-        view = memoryview(buffer.numpy())  # type: ignore[arg-type]
-        descriptor, done = self._descriptors[source.file], 0
+        self.scatter([buffer], source.file, source.start)
+
+    def scatter(self, buffers: Sequence[torch.Tensor], file: Path, start: int) -> None:
+        """Fill uint8 buffers, one after the other, from one stretch of a file: one system call.
+
+        Raises MiractlError that names the file.
+        """
+        views = [memoryview(b.numpy()) for b in buffers if b.numel()]  # type: ignore[arg-type]
         try:
-            while done < source.nbytes:
-                step = os.preadv(descriptor, [view[done:]], source.start + done)
+            while views:
+                step = os.preadv(self._descriptors[file], views, start)
                 if step == 0:
-                    size = os.fstat(descriptor).st_size
+                    size, needs = os.fstat(self._descriptors[file]).st_size, sum(map(len, views))
                     raise MiractlError(
-                        f"{source.file.name} now ends at byte {size:,}, "
-                        f"a tensor needs {source.start + source.nbytes:,}"
+                        f"{file.name} now ends at byte {size:,}, a tensor needs {start + needs:,}"
                     )
-                done += step
+                start += step
+                while views and step >= len(views[0]):
+                    step -= len(views.pop(0))
+                if step:
+                    views[0] = views[0][step:]
         except OSError as error:
-            raise MiractlError(f"cannot read {source.file}: {error.strerror}") from error
+            raise MiractlError(f"cannot read {file}: {error.strerror}") from error
 
     def load(self, tensor: StoredTensor) -> torch.Tensor:
         """The numbers of one tensor in memory of its own."""

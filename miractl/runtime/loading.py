@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ import transformers
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from miractl.checkpoint.encoding import stored_tensors
+from miractl.checkpoint.header import TensorRange
+from miractl.checkpoint.packed import RECORDS, Manifest, is_packed, read_manifest
 from miractl.checkpoint.shards import tensor_ranges
 from miractl.errors import MiractlError
+from miractl.policy.keys import ExpertKey
 from miractl.runtime.arena import Shapes
 from miractl.runtime.files import CheckpointFiles, LazyTensor
 from miractl.runtime.hollow import (
@@ -28,7 +32,8 @@ from miractl.runtime.hollow import (
     looks_like_experts,
     own_parameters,
 )
-from miractl.runtime.source import ExpertSource, map_experts
+from miractl.runtime.packed import PackedSource, fits
+from miractl.runtime.source import CheckpointSource, ExpertSource, map_experts
 
 TIED = (
     "download the checkpoint again; if the head is that of the embeddings, set "
@@ -92,11 +97,25 @@ class Checkpoint:
     def __init__(self, folder: Path, outline: Outline) -> None:
         """Raises MiractlError for missing or broken files and for experts that are incomplete."""
         self.folder, self.outline = folder, outline
-        tensors = stored_tensors(tensor_ranges(folder), outline.quantization)
+        self.ranges = tensor_ranges(folder)
+        tensors = stored_tensors(self.ranges, outline.quantization)
+        self.manifest = read_manifest(folder) if is_packed(folder) else None
+        paths = {part.file for tensor in tensors.values() for part in tensor.ranges}
+        self._files = CheckpointFiles(paths | ({folder / RECORDS} if self.manifest else set()))
+        self.source: ExpertSource
+        if self.manifest is not None:
+            _refuse_other_experts(self.manifest, outline)
+            self.source, self._others = PackedSource(self.manifest, self._files), tensors
+            return
         experts = map_experts(outline.model, outline.config, tensors, list(outline.modules))
-        self._files = CheckpointFiles(tensors.values())
+        self.source = CheckpointSource(self._files, experts.pieces)
         self._others = {n: t for n, t in tensors.items() if n not in experts.names}
-        self.source = ExpertSource(self._files, experts.pieces)
+
+    @property
+    def other_ranges(self) -> dict[str, TensorRange]:
+        """Everything but the experts, as the files name it: codes and scales by themselves."""
+        kept = {part for tensor in self._others.values() for part in tensor.ranges}
+        return {name: part for name, part in self.ranges.items() if part in kept}
 
     def load_others(
         self, dtype: torch.dtype, device: torch.device, **options: Any
@@ -104,17 +123,33 @@ class Checkpoint:
         """The model with everything but its experts. Raises MiractlError for missing weights."""
         outline = self.outline
         classes = {type(outline.model.get_submodule(name)) for name in outline.modules}
-        lazy = {name: LazyTensor(self._files, tensor) for name, tensor in self._others.items()}
         with hollowed(classes):
-            loaded: Any = type(outline.model).from_pretrained(
-                None,
-                config=outline.config,
-                state_dict=lazy,
-                dtype=dtype,
-                device_map=device,
-                output_loading_info=True,
-                **options,
-            )
+            return self._load(self._lazy(), dtype=dtype, device_map=device, **options)
+
+    def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
+        """The stock model, all in memory, whose experts have the numbers that slots would get."""
+        if self.manifest is None:
+            loaded: Any = type(self.outline.model).from_pretrained(self.folder, dtype=dtype)
+            stock: PreTrainedModel = loaded.eval()
+            return stock
+        experts = {
+            f"{module}.{parameter}": LayerTensor(self, layer, parameter)
+            for layer, module in enumerate(self.outline.modules)
+            for parameter in self.outline.shapes
+        }
+        return self._load({**self._lazy(), **experts}, dtype=dtype)
+
+    def _lazy(self) -> dict[str, Any]:
+        return {name: LazyTensor(self._files, tensor) for name, tensor in self._others.items()}
+
+    def _load(self, state: dict[str, Any], **options: Any) -> PreTrainedModel:
+        loaded: Any = type(self.outline.model).from_pretrained(
+            None,
+            config=self.outline.config,
+            state_dict=state,
+            output_loading_info=True,
+            **options,
+        )
         model, info = loaded
         if missing := sorted(info["missing_keys"]):
             raise MiractlError(
@@ -125,6 +160,32 @@ class Checkpoint:
             model.generation_config = _generation_config(self.folder)
         result: PreTrainedModel = model.eval()
         return result
+
+
+class LayerTensor:
+    """One parameter of all experts of a layer: read when the loader indexes it."""
+
+    def __init__(self, checkpoint: Checkpoint, layer: int, parameter: str) -> None:
+        self._checkpoint, self._layer, self._parameter = checkpoint, layer, parameter
+
+    def __getitem__(self, index: EllipsisType) -> torch.Tensor:
+        outline, source = self._checkpoint.outline, self._checkpoint.source
+        slot = {name: torch.empty(shape) for name, shape in outline.shapes.items()}
+        all_ = torch.empty(outline.experts, *outline.shapes[self._parameter])
+        for expert in range(outline.experts):
+            source.read(ExpertKey(self._layer, expert), slot)
+            all_[expert] = slot[self._parameter]
+        return all_[index]
+
+
+def _refuse_other_experts(manifest: Manifest, outline: Outline) -> None:
+    """Raise MiractlError unless the records are experts of this model and fill its slots."""
+    same = (manifest.layers, manifest.experts) == (outline.layers, outline.experts)
+    if not same or not fits(manifest.record, outline.shapes):
+        raise MiractlError(
+            f"{manifest.folder}: the records are not experts of the model in config.json",
+            hint="pack the model again",
+        )
 
 
 Named = list[tuple[str, torch.nn.Module]]

@@ -14,7 +14,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -47,24 +47,37 @@ class Piece:
     strides: tuple[int, ...]  # elements, one for each axis of source.shape
 
 
-class ExpertSource:
-    """Reads single experts. Thread-safe: each thread has its own read buffers."""
+class ExpertSource(Protocol):
+    """Where single experts are read from. Thread-safe."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+    def stored_bytes(self, key: ExpertKey) -> int:
+        """Bytes of one expert on disk."""
+
+    def read(self, key: ExpertKey, slot: Views) -> int:
+        """Fill a slot with one expert; returns the bytes read. Raises MiractlError."""
+
+
+class CheckpointSource:
+    """Experts of a published checkpoint. Each thread has its own read buffers."""
 
     def __init__(self, files: CheckpointFiles, pieces: dict[ExpertKey, tuple[Piece, ...]]) -> None:
-        self._files, self._pieces = files, pieces
+        self.files, self.pieces = files, pieces
         self._buffers = threading.local()
 
     def close(self) -> None:
         """Close the files."""
-        self._files.close()
+        self.files.close()
 
     def stored_bytes(self, key: ExpertKey) -> int:
         """Bytes of one expert on disk."""
-        return sum(piece.source.nbytes for piece in self._pieces[key])
+        return sum(piece.source.nbytes for piece in self.pieces[key])
 
     def read(self, key: ExpertKey, slot: Views) -> int:
         """Fill a slot with one expert; returns the bytes read. Raises MiractlError."""
-        for piece in self._pieces[key]:
+        for piece in self.pieces[key]:
             source, target = piece.source, slot[piece.parameter]
             raw = [self._read(part, number) for number, part in enumerate(source.ranges)]
             place = (source.shape, piece.strides, target.storage_offset() + piece.offset)
@@ -77,7 +90,7 @@ class ExpertSource:
         if number not in buffers or buffers[number].numel() < part.nbytes:
             buffers[number] = torch.empty(part.nbytes, dtype=torch.uint8)
         raw = buffers[number][: part.nbytes]
-        self._files.read_into(raw, part)
+        self.files.read_into(raw, part)
         return raw
 
 

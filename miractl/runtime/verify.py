@@ -19,7 +19,7 @@ from miractl.policy.prediction import Probabilities
 from miractl.runtime.arena import expert_nbytes
 from miractl.runtime.budget import this_machine
 from miractl.runtime.engine import Engine, EngineOptions
-from miractl.runtime.loading import Outline, read_outline
+from miractl.runtime.loading import Checkpoint, Outline, read_outline
 from miractl.runtime.runner import Predictor
 from miractl.runtime.transfer import Mover
 from miractl.units import format_bytes
@@ -57,7 +57,7 @@ def verify(options: EngineOptions) -> Iterator[Case]:
     outline = read_outline(options.model_path)
     _refuse_too_large(outline)
     prompt = _prompt(outline)
-    stock = type(outline.model).from_pretrained(options.model_path, dtype=torch.float32)
+    stock = Checkpoint(options.model_path, outline).load_stock(torch.float32)
     expected = _answer(stock, prompt)
     del stock
     layers, k = len(outline.layers), outline.top_k

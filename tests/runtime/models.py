@@ -48,7 +48,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(folder: Path, family: str, fused: bool = False) -> transformers.PreTrainedModel:
+def make_model(
+    folder: Path, family: str, fused: bool = False, **changes: Any
+) -> transformers.PreTrainedModel:
     """Save a random float32 model of the family into `folder`; returns the stock model.
 
     Published layouts have one tensor an expert and projection; `fused` ones the model's own.
@@ -60,6 +62,7 @@ def make_model(folder: Path, family: str, fused: bool = False) -> transformers.P
         "bos_token_id": 1,
         "eos_token_id": None,
         **FAMILIES[family],
+        **changes,
     }
     config = getattr(transformers, f"{family}Config")(**settings)
     model_class = getattr(transformers, f"{family}ForCausalLM")

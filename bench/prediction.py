@@ -1,0 +1,81 @@
+"""Next-layer prediction from routing alone: recall and calibration, online from a cold start.
+
+    python bench/prediction.py [--traces FOLDER]
+
+Traces as for bench/policies.py. Recall at n is the share of a layer's chosen experts that are among
+the n most probable, known as soon as the layer before has chosen; the first layer is left out.
+"Off" is the largest difference between predicted and observed frequency over bins of 0.05 with at
+least 1,000 predictions. `markov` is the plain table of the layer before.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from policies import DATA, read_all
+
+from miractl.native.predictor import Predictor, PredictorState
+from miractl.native.replay import Routing
+from miractl.output import table
+from miractl.policy.prediction import MarkovTable
+
+AIM, MOST_OFF = 0.72, 0.07
+MARKOV_TOKENS = 1500  # the plain table is Python: the beginning of a trace is enough
+
+
+def markov_recall(routing: Routing) -> float:
+    """Recall at k of the runtime's own table."""
+    ids = routing.ids[:MARKOV_TOKENS].astype(np.int64)
+    markov = MarkovTable(routing.layers, routing.experts, routing.top)
+    found = 0
+    for token in ids:
+        for layer, chosen in enumerate(token):
+            markov.observe(layer, chosen[None])
+            probabilities = markov.predict(layer, chosen[None])
+            if probabilities is not None:
+                best = np.argsort(-probabilities, kind="stable")[: routing.top]
+                found += len(np.intersect1d(best, token[layer + 1]))
+    return found / ids[:, 1:].size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--traces", type=Path, default=DATA / "traces")
+    folder = parser.parse_args().traces
+    traces = read_all(folder)
+    if not traces:
+        print(f"no traces in {folder}: nothing measured; --traces FOLDER names others")
+        return
+    rows, sums = [], np.zeros((3, 20))
+    for name, routing in traces.items():
+        state = PredictorState(routing.layers, routing.experts, routing.top)
+        start = time.process_time()
+        found = Predictor(state).foresee(routing)
+        seconds = time.process_time() - start
+        k = routing.top
+        recalls = [float((found.ranks[:, 1:] < n).mean()) for n in (k, 3 * k // 2, 2 * k)]
+        bins = np.stack([found.predictions, found.expected, found.observed])
+        sums += bins
+        speed = f"{routing.ids.size / seconds / 1e6:.2f}"
+        rows.append((name, markov_recall(routing), *recalls, off(bins), speed))
+    shown = [(row[0], *(f"{value:.3f}" for value in row[1:6]), row[6]) for row in rows]
+    headers = ("trace", "markov at k", "at k", "at 1.5 k", "at 2 k", "off", "million/s")
+    print(table(shown, headers))
+    reached = float(np.mean([row[2] for row in rows]))
+    print(
+        f"mean recall at k: {reached:.3f}, at least {AIM} expected; off over all: {off(sums):.3f}"
+    )
+    sys.exit(0 if reached >= AIM and off(sums) <= MOST_OFF else 1)
+
+
+def off(bins: np.ndarray) -> float:
+    """The largest difference of frequencies over the bins with enough predictions."""
+    predictions, expected, observed = bins
+    enough = predictions >= 1000
+    return float((np.abs(expected - observed)[enough] / predictions[enough]).max())
+
+
+if __name__ == "__main__":
+    main()

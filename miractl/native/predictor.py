@@ -1,0 +1,135 @@
+"""Which experts the next layer will want, learned online in C from the routing alone.
+
+The arrays are numpy's, so that they can be looked at, saved and loaded.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from miractl.native.library import library
+from miractl.native.replay import Routing, routing_struct
+
+Floats = NDArray[np.float32]
+HINTS, SOURCES, BINS = 9, 4, 20  # as in brain.h
+WEIGHT_RATE, TABLE_RATE = 0.05, 0.07
+PSEUDO_ROWS = 4.0  # prior counts of each table, spread evenly
+START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
+
+_ARRAYS = (
+    *("weights", "weight_sums", "table", "table_sums", "counts", "totals", "averages", "hints"),
+    *("scores", "ids", "scratch"),
+)
+
+
+class _Predictor(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top")),
+        *((name, ctypes.c_float) for name in ("weight_rate", "table_rate")),
+        ("token", ctypes.c_int64),
+        ("begins", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+    ]
+
+
+class PredictorState:
+    """All that a predictor knows. brain.h has the shapes."""
+
+    def __init__(
+        self,
+        layers: int,
+        experts: int,
+        top: int,
+        *,
+        weight_rate: float = WEIGHT_RATE,
+        table_rate: float = TABLE_RATE,
+    ) -> None:
+        """Raises ValueError for sizes that make no model."""
+        if not (layers > 0 and 0 < top <= experts <= 1 << 16):
+            raise ValueError(f"Got {layers = }, {experts = }, {top = }")
+        self.layers, self.experts, self.top = layers, experts, top
+        self.weight_rate, self.table_rate = weight_rate, table_rate
+        self.lanes = lanes = -(-experts // 8) * 8
+        self.token, self.begins = -1, 0
+        prior = top / experts
+        pairs = (layers, SOURCES, experts, lanes)
+        self.weights = np.array(START_WEIGHTS, np.float32)
+        self.weight_sums = np.full(HINTS, 1e-3, np.float32)
+        self.table = np.zeros(pairs, np.float32)
+        self.table_sums = np.ones(pairs, np.float32)
+        self.counts = np.full(pairs, PSEUDO_ROWS * prior, np.float32)
+        self.totals = np.full((layers, SOURCES, lanes), PSEUDO_ROWS, np.float32)
+        self.averages = np.full((layers, SOURCES, lanes), prior, np.float32)
+        self.hints = np.zeros((layers, HINTS, lanes), np.float32)
+        self.scores = np.zeros((layers, lanes), np.float32)
+        self.ids = np.zeros((2, layers, top), np.uint16)
+        self.scratch = np.zeros((2, lanes), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """How well a recording was predicted.
+
+    ranks [tokens, layers, top]: of the chosen among the experts of the layer, 0 the most probable.
+    For all layers but the first, by probability in 20 bins of equal width: how many predictions,
+    the sum of their probabilities, and how many came true.
+    """
+
+    ranks: NDArray[np.uint16]
+    predictions: NDArray[np.float64]
+    expected: NDArray[np.float64]
+    observed: NDArray[np.float64]
+
+
+class Predictor:
+    """A predictor and its state. Not thread-safe: its owner holds the lock."""
+
+    def __init__(self, state: PredictorState) -> None:
+        """Raises MiractlError without the library."""
+        self.state = state
+        self._struct = _Predictor(
+            *(state.layers, state.experts, state.lanes, state.top),
+            *(state.weight_rate, state.table_rate, state.token, state.begins),
+            *(getattr(state, name).ctypes.data for name in _ARRAYS),
+        )
+        self._library = library()
+
+    def predict(self, layer: int, starts: bool = False) -> Floats:
+        """Probability of each expert of the layer, [experts], from what came before.
+
+        Layers come in order, each predicted and then confirmed; `starts` at layer 0 says that the
+        token begins a text.
+        """
+        state = self.state
+        if not 0 <= layer < state.layers:
+            raise ValueError(f"Got {layer = } but expected 0 to {state.layers - 1}")
+        self._library.mira_predict(ctypes.addressof(self._struct), layer, starts)
+        scores = state.scores[layer, : state.experts]
+        result: Floats = np.float32(1) / (np.float32(1) + np.exp(-scores))
+        return result
+
+    def confirm(self, layer: int, ids: NDArray[Any]) -> None:
+        """Learn what the layer chose, ids [k]. Raises ValueError for experts that do not exist."""
+        state = self.state
+        if ids.shape != (state.top,) or ids.min() < 0 or ids.max() >= state.experts:
+            raise ValueError(f"Got ids {ids.tolist()} of {state.experts} experts")
+        chosen = np.ascontiguousarray(ids, dtype=np.uint16)
+        self._library.mira_confirm(ctypes.addressof(self._struct), layer, chosen.ctypes.data)
+
+    def foresee(self, routing: Routing) -> Foresight:
+        """Predict and learn a whole recording. Raises ValueError for one of another model."""
+        state = self.state
+        sizes = (state.layers, state.experts, state.top)
+        if sizes != (routing.layers, routing.experts, routing.top):
+            raise ValueError(f"Got a predictor of {sizes} layers, experts and k")
+        ranks = np.zeros(routing.ids.shape, np.uint16)
+        bins = np.zeros((3, BINS))
+        recording = routing_struct(routing)
+        self._library.mira_foresee(
+            *(ctypes.addressof(recording), ctypes.addressof(self._struct)),
+            *(ranks.ctypes.data, bins.ctypes.data),
+        )
+        return Foresight(ranks, *bins)

@@ -1,0 +1,107 @@
+/* The interface of miractl's brain: expert caches replayed over recorded routing, plain C.
+ *
+ * Callers check shapes and ranges (miractl/native/replay.py does). Ids of one token and layer are
+ * distinct and below `experts`.
+ */
+#ifndef MIRACTL_BRAIN_H
+#define MIRACTL_BRAIN_H
+
+#include "miractl_native.h"
+
+/* Routing of consecutive tokens: ids[tokens, layers, top] and probabilities of that shape. */
+typedef struct {
+    int32_t tokens, layers, experts, top;
+    const uint16_t *ids;
+    const float *probabilities;
+    const uint8_t *starts; /* [tokens]: whether a text begins here */
+} mira_routing;
+
+/* How a newcomer gets in when the cache is full.
+ * ALWAYS: the least worthy resident goes, of those that the step can do without.
+ * WORTHIER: only if the newcomer is worth as much; whoever the step has used may go as well.
+ * HOTTER: as ALWAYS, but nobody below the threshold displaces anybody above it. */
+enum { MIRA_ALWAYS, MIRA_WORTHIER, MIRA_HOTTER };
+
+/* One cache a layer, of ways[layers] experts, or one of ways[0] for all. */
+typedef struct {
+    int32_t pooled, admission;
+    const int32_t *ways;
+} mira_cache;
+
+enum { MIRA_FEATURES = 9, MIRA_CONTEXTS = 8 };
+
+/* A learner of how soon each expert is used again; learner.c says how. All memory is the caller's:
+ * zeros, but for what miractl/native/learner.py fills. `lanes` is experts rounded up to 8, and rows
+ * are that long. "Sums" belong to AdaGrad. */
+typedef struct {
+    int32_t layers, experts, lanes, top;
+    int32_t window; /* tokens until a score is judged */
+    float discount; /* an expert used d tokens later counts discount^(d - 1) */
+    float weight_rate, table_rate;
+    int64_t token;                /* of the stream, counts from 0; -1 before the first */
+    float *weights, *weight_sums; /* [FEATURES] */
+    float *bias, *bias_sums;      /* [layers][lanes] */
+    float *table, *table_sums;    /* [layers][CONTEXTS][experts][lanes] */
+    float *counts;                /* [3][layers][experts][lanes]: what followed whom (lane) */
+    float *totals, *trails;       /* [3][layers][lanes] */
+    float *averages;              /* [layers][FEATURES - 5][lanes] */
+    float *gate;                  /* [layers][lanes] */
+    float *features;              /* [window + 2][layers][FEATURES][lanes]: of the last tokens */
+    uint16_t *ids;                /* [window + 2][layers][top], as is */
+    uint8_t *starts;              /* [window + 2] */
+    float *scores;                /* [layers][lanes]: log-odds of a use soon */
+    float *scratch;               /* [2][lanes] */
+} mira_learner;
+
+/* One token's routing of one layer, layers in order: learn from it and from the token `window`
+ * before, and set scores[layer]. `starts`: the token begins a text. */
+MIRA_API void mira_learn(mira_learner *learner, int32_t layer, int32_t starts, const uint16_t *ids,
+                         const float *probabilities);
+
+enum { MIRA_LRU, MIRA_LFU, MIRA_RANDOM, MIRA_BELADY, MIRA_HEAT, MIRA_LEARNED };
+
+typedef struct {
+    int32_t kind;
+    uint32_t seed;                                   /* RANDOM */
+    double decay;                                    /* LFU: a token; HEAT: 100 ms */
+    double token_seconds, threshold, window_seconds; /* HEAT */
+    mira_learner *learner;                           /* LEARNED */
+} mira_rule;
+
+/* Replay from a cold cache. hits[tokens, layers, top] gets 1 for every expert that was resident
+ * when asked for; entered[layers] counts those brought in to stay. MIRA_NO_MEMORY or MIRA_OK. */
+MIRA_API int mira_replay(const mira_routing *routing, const mira_cache *cache,
+                         const mira_rule *rule, uint8_t *hits, int64_t *entered);
+
+enum { MIRA_HINTS = 9, MIRA_SOURCES = 4, MIRA_BINS = 20 };
+
+/* A learner of which experts the next layer will want; predictor.c says how. Memory and lanes as in
+ * mira_learner. */
+typedef struct {
+    int32_t layers, experts, lanes, top;
+    float weight_rate, table_rate;
+    int64_t token;                /* of the stream; -1 before the first */
+    int32_t begins;               /* whether it begins a text */
+    float *weights, *weight_sums; /* [HINTS] */
+    float *table, *table_sums;    /* [layers][SOURCES][experts][lanes] */
+    float *counts;                /* [layers][SOURCES][experts][lanes]: what followed whom (lane) */
+    float *totals;                /* [layers][SOURCES][lanes] */
+    float *averages;              /* [layers][SOURCES][lanes] */
+    float *hints;                 /* [layers][HINTS][lanes] */
+    float *scores;                /* [layers][lanes]: log-odds of a use */
+    uint16_t *ids;                /* [2][layers][top]: of the last two tokens */
+    float *scratch;               /* [2][lanes] */
+} mira_predictor;
+
+/* Set scores[layer] from what came before; then learn what the layer chose. Layers in order, each
+ * predicted and then learned. `starts`: the token begins a text. */
+MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer, int32_t starts);
+MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint16_t *ids);
+
+/* Over a recording: ranks[tokens, layers, top] of the chosen among the experts of the layer, the
+ * most probable is 0; and for all layers but the first bins[3][BINS] of equal width in probability:
+ * predictions, the sum of them, and how many came true. */
+MIRA_API void mira_foresee(const mira_routing *routing, mira_predictor *predictor, uint16_t *ranks,
+                           double *bins);
+
+#endif

@@ -1,0 +1,226 @@
+/* How soon each expert is used again, learned online from the routing alone.
+ *
+ * score = weights . features + bias[layer, expert] + sum of table rows, one for each expert of each
+ * context: the experts of a few layers of this token and of the token before. It is the log-odds of
+ * the sum over later uses of discount^(d - 1), of which only the first counts. After `window`
+ * tokens the outcome is known and weights, bias and rows take an AdaGrad step.
+ *
+ * Every sum runs in the order that miractl/simulate/learning.py has, rounded to float32: the two
+ * agree to the last bit.
+ */
+#include "vectors.h"
+
+#include <string.h>
+
+#define AVERAGES (MIRA_FEATURES - 5)
+#define GATE_RATE 0.25f
+#define MOST_COUNTS 4096.0f /* an expert that has been followed so often halves: it can change */
+
+/* What followed an expert: of the token before, of all before, of the layer before at those. */
+enum { REPEAT, TRAIL, CROSS, COUNTS };
+static const float TRAIL_DECAYS[COUNTS] = {0, 0.8f, 0.8f};
+static const float SPANS[AVERAGES] = {5, 20, 100, 1000}; /* tokens */
+static const int32_t CONTEXT_TOKEN[MIRA_CONTEXTS] = {0, 0, 0, 0, 0, 1, 1, 1};
+static const int32_t CONTEXT_LAYER[MIRA_CONTEXTS] = {0, -1, -2, -3, -4, 0, 1, 2};
+
+/* --- the last tokens -------------------------------------------------------------------------- */
+
+static int32_t place(const mira_learner *m, int64_t token)
+{
+    return (int32_t)(token % (m->window + 2));
+}
+
+static uint16_t *ids_at(const mira_learner *m, int64_t token, int32_t layer)
+{
+    return m->ids + ((size_t)place(m, token) * m->layers + layer) * m->top;
+}
+
+static float *features_at(const mira_learner *m, int64_t token, int32_t layer)
+{
+    return m->features + ((size_t)place(m, token) * m->layers + layer) * MIRA_FEATURES * m->lanes;
+}
+
+/* Experts of a context; NULL if it reaches outside the layers or the text. */
+static const uint16_t *context(const mira_learner *m, int64_t token, int32_t layer, int32_t c)
+{
+    int32_t other = layer + CONTEXT_LAYER[c];
+    if (other < 0 || other >= m->layers)
+        return NULL;
+    if (CONTEXT_TOKEN[c] && m->starts[place(m, token)])
+        return NULL;
+    return ids_at(m, token - CONTEXT_TOKEN[c], other);
+}
+
+/* --- counts ----------------------------------------------------------------------------------- */
+
+static float *counts_of(const mira_learner *m, int32_t kind, int32_t layer, int32_t after)
+{
+    return m->counts + (((size_t)kind * m->layers + layer) * m->experts + after) * m->lanes;
+}
+
+static float *totals_of(const mira_learner *m, int32_t kind, int32_t layer)
+{
+    return m->totals + ((size_t)kind * m->layers + layer) * m->lanes;
+}
+
+/* Count that `ids` followed experts of these weights, [lanes]. */
+static void count(mira_learner *m, int32_t kind, int32_t layer, const float *before,
+                  const uint16_t *ids)
+{
+    float *totals = totals_of(m, kind, layer);
+    vector_add(totals, before, m->lanes);
+    for (int32_t i = 0; i < m->top; i++)
+        vector_add(counts_of(m, kind, layer, ids[i]), before, m->lanes);
+    for (int32_t e = 0; e < m->experts; e++)
+        if (totals[e] >= MOST_COUNTS) {
+            totals[e] *= 0.5f;
+            for (int32_t after = 0; after < m->experts; after++)
+                counts_of(m, kind, layer, after)[e] *= 0.5f;
+        }
+}
+
+/* Count what followed the experts of a trail, then let it fade and lay on `fresh`. */
+static void follow(mira_learner *m, int32_t kind, int32_t layer, const uint16_t *fresh,
+                   const uint16_t *ids)
+{
+    float *trail = m->trails + ((size_t)kind * m->layers + layer) * m->lanes;
+    if (m->starts[place(m, m->token)])
+        memset(trail, 0, m->lanes * sizeof *trail);
+    else
+        count(m, kind, layer, trail, ids);
+    for (int32_t e = 0; e < m->lanes; e++)
+        trail[e] *= TRAIL_DECAYS[kind];
+    for (int32_t i = 0; i < m->top; i++)
+        trail[fresh[i]] += 1;
+}
+
+static void average(mira_learner *m, int32_t layer, const uint16_t *ids, const float *probabilities)
+{
+    float *gate = m->gate + (size_t)layer * m->lanes, sum = 0, warming = 1.0f / (m->token + 8);
+    for (int32_t i = 0; i < m->top; i++)
+        sum += probabilities[i];
+    for (int32_t a = 0; a < AVERAGES; a++) {
+        float *row = m->averages + ((size_t)layer * AVERAGES + a) * m->lanes;
+        float rate = 1 / SPANS[a];
+        rate = rate > warming ? rate : warming;
+        for (int32_t e = 0; e < m->lanes; e++)
+            row[e] *= 1 - rate;
+        for (int32_t i = 0; i < m->top; i++)
+            row[ids[i]] += rate;
+    }
+    for (int32_t e = 0; e < m->lanes; e++)
+        gate[e] *= 1 - GATE_RATE;
+    for (int32_t i = 0; i < m->top; i++)
+        gate[ids[i]] += sum > 0 ? GATE_RATE * m->top * probabilities[i] / sum : GATE_RATE;
+}
+
+static void tally(mira_learner *m, int32_t layer, const uint16_t *ids, const float *probabilities)
+{
+    follow(m, REPEAT, layer, ids, ids);
+    follow(m, TRAIL, layer, ids, ids);
+    if (layer > 0)
+        follow(m, CROSS, layer, ids_at(m, m->token, layer - 1), ids);
+    average(m, layer, ids, probabilities);
+}
+
+/* --- score and step --------------------------------------------------------------------------- */
+
+/* Mean over the given experts of what followed each. */
+static void expect(const mira_learner *m, int32_t kind, int32_t layer, const uint16_t *from,
+                   float *x)
+{
+    const float *totals = totals_of(m, kind, layer);
+    memset(x, 0, m->lanes * sizeof *x);
+    for (int32_t i = 0; i < m->top; i++) {
+        const float *column = counts_of(m, kind, layer, 0) + from[i];
+        float share = 1.0f / m->top / totals[from[i]];
+        for (int32_t e = 0; e < m->experts; e++)
+            x[e] += share * column[(size_t)e * m->lanes];
+    }
+}
+
+static void describe(mira_learner *m, int32_t layer, const uint16_t *ids)
+{
+    size_t row = m->lanes * sizeof(float);
+    float *x = features_at(m, m->token, layer);
+    memcpy(x, m->averages + (size_t)layer * AVERAGES * m->lanes, AVERAGES * row);
+    float *expected = x + AVERAGES * m->lanes;
+    expect(m, REPEAT, layer, ids, expected);
+    expect(m, TRAIL, layer, ids, expected + m->lanes);
+    if (layer > 0)
+        expect(m, CROSS, layer, ids_at(m, m->token, layer - 1), expected + 2 * m->lanes);
+    else
+        memcpy(expected + 2 * m->lanes, expected + m->lanes, row);
+    vector_log(x, (AVERAGES + 3) * m->lanes);
+    memcpy(x + (AVERAGES + 3) * m->lanes, m->gate + (size_t)layer * m->lanes, row);
+    for (int32_t e = 0; e < m->lanes; e++)
+        x[(AVERAGES + 4) * m->lanes + e] = 1;
+}
+
+static float *table_row(const mira_learner *m, float *table, int32_t layer, int32_t c, int32_t e)
+{
+    return table + (((size_t)layer * MIRA_CONTEXTS + c) * m->experts + e) * m->lanes;
+}
+
+static void score(const mira_learner *m, int64_t token, int32_t layer, float *z)
+{
+    const float *x = features_at(m, token, layer);
+    memcpy(z, m->bias + (size_t)layer * m->lanes, m->lanes * sizeof *z);
+    for (int32_t f = 0; f < MIRA_FEATURES; f++)
+        vector_add_scaled(z, x + f * m->lanes, m->weights[f], m->lanes);
+    for (int32_t c = 0; c < MIRA_CONTEXTS; c++) {
+        const uint16_t *ids = context(m, token, layer, c);
+        for (int32_t i = 0; ids && i < m->top; i++)
+            vector_add(z, table_row(m, m->table, layer, c, ids[i]), m->lanes);
+    }
+}
+
+/* What the token `window` ago should have been scored: discounted first uses since. */
+static void judge(const mira_learner *m, int64_t token, int32_t layer, float *y)
+{
+    memset(y, 0, m->lanes * sizeof *y);
+    float worth = 1;
+    for (int32_t d = 1; d <= m->window; d++) {
+        const uint16_t *ids = ids_at(m, token + d, layer);
+        for (int32_t i = 0; i < m->top; i++)
+            if (y[ids[i]] == 0)
+                y[ids[i]] = worth;
+        worth *= m->discount;
+    }
+}
+
+static void learn(mira_learner *m, int64_t token, int32_t layer)
+{
+    float *r = m->scratch, *y = r + m->lanes, gradient[MIRA_FEATURES];
+    size_t at = (size_t)layer * m->lanes;
+    judge(m, token, layer, y);
+    score(m, token, layer, r);
+    vector_residuals(r, y, m->lanes);
+    memset(r + m->experts, 0, (m->lanes - m->experts) * sizeof *r);
+    for (int32_t f = 0; f < MIRA_FEATURES; f++)
+        gradient[f] = vector_product(r, features_at(m, token, layer) + f * m->lanes, m->lanes)
+                      / m->experts;
+    vector_descend(m->weights, m->weight_sums, gradient, m->weight_rate, MIRA_FEATURES);
+    vector_descend(m->bias + at, m->bias_sums + at, r, m->table_rate, m->lanes);
+    for (int32_t c = 0; c < MIRA_CONTEXTS; c++) {
+        const uint16_t *ids = context(m, token, layer, c);
+        for (int32_t i = 0; ids && i < m->top; i++)
+            vector_descend(table_row(m, m->table, layer, c, ids[i]),
+                    table_row(m, m->table_sums, layer, c, ids[i]), r, m->table_rate, m->lanes);
+    }
+}
+
+void mira_learn(mira_learner *m, int32_t layer, int32_t starts, const uint16_t *ids,
+                const float *probabilities)
+{
+    if (layer == 0) {
+        m->token++;
+        m->starts[place(m, m->token)] = starts || m->token == 0;
+    }
+    memcpy(ids_at(m, m->token, layer), ids, m->top * sizeof *ids);
+    tally(m, layer, ids, probabilities);
+    describe(m, layer, ids);
+    score(m, m->token, layer, m->scores + (size_t)layer * m->lanes);
+    if (m->token >= m->window)
+        learn(m, m->token - m->window, layer);
+}

@@ -1,0 +1,171 @@
+/* Which experts the next layer will want, learned online from the routing alone.
+ *
+ * score = weights . hints + one table row for each expert of each source; the sources are the same
+ * layer at the token before and the three layers before at this token. Hints are averages of use
+ * and what has followed the experts of each source. As soon as the layer has chosen, weights and
+ * rows take an AdaGrad step. miractl/simulate/predicting.py is the same, to the last bit.
+ */
+#include "vectors.h"
+
+#include <math.h>
+#include <string.h>
+
+#define S MIRA_SOURCES
+#define MOST_COUNTS 4096.0f
+static const float RATES[S] = {0.4f, 0.125f, 0.025f, 0.001f}; /* of the averages, a token */
+
+static uint16_t *ids_at(const mira_predictor *p, int64_t token, int32_t layer)
+{
+    return p->ids + ((size_t)(token & 1) * p->layers + layer) * p->top;
+}
+
+/* Experts of a source; NULL if it lies outside the layers or the text. */
+static const uint16_t *source(const mira_predictor *p, int32_t layer, int32_t s)
+{
+    if (s == 0)
+        return p->begins ? NULL : ids_at(p, p->token - 1, layer);
+    return layer < s ? NULL : ids_at(p, p->token, layer - s);
+}
+
+static size_t row(const mira_predictor *p, int32_t layer, int32_t s)
+{
+    return ((size_t)layer * S + s) * p->lanes;
+}
+
+/* Mean over the source's experts of what followed each; without a source, `otherwise`. */
+static void expect(const mira_predictor *p, int32_t layer, int32_t s, const float *otherwise,
+                   float *x)
+{
+    const uint16_t *from = source(p, layer, s);
+    if (!from) {
+        memcpy(x, otherwise, p->lanes * sizeof *x);
+        return;
+    }
+    const float *totals = p->totals + row(p, layer, s);
+    memset(x, 0, p->lanes * sizeof *x);
+    for (int32_t i = 0; i < p->top; i++) {
+        const float *column = p->counts + row(p, layer, s) * p->experts + from[i];
+        float share = 1.0f / p->top / totals[from[i]];
+        for (int32_t e = 0; e < p->experts; e++)
+            x[e] += share * column[(size_t)e * p->lanes];
+    }
+}
+
+void mira_predict(mira_predictor *p, int32_t layer, int32_t starts)
+{
+    if (layer == 0) {
+        p->token++;
+        p->begins = starts || p->token == 0;
+    }
+    float *x = p->hints + (size_t)layer * MIRA_HINTS * p->lanes;
+    float *z = p->scores + (size_t)layer * p->lanes;
+    memcpy(x, p->averages + row(p, layer, 0), S * p->lanes * sizeof *x);
+    for (int32_t s = 0; s < S; s++)
+        expect(p, layer, s, x + (S + s - 1) * p->lanes, x + (S + s) * p->lanes);
+    vector_log(x, 2 * S * p->lanes);
+    memset(z, 0, p->lanes * sizeof *z);
+    for (int32_t e = 0; e < p->lanes; e++)
+        x[2 * S * p->lanes + e] = 1;
+    for (int32_t h = 0; h < MIRA_HINTS; h++)
+        vector_add_scaled(z, x + h * p->lanes, p->weights[h], p->lanes);
+    for (int32_t s = 0; s < S; s++) {
+        const uint16_t *from = source(p, layer, s);
+        for (int32_t i = 0; from && i < p->top; i++)
+            vector_add(z, p->table + row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes,
+                       p->lanes);
+    }
+}
+
+/* Step down the gradient of what the layer chose. */
+static void learn(mira_predictor *p, int32_t layer, const uint16_t *ids)
+{
+    float *r = p->scratch, *y = r + p->lanes, gradient[MIRA_HINTS];
+    memset(y, 0, p->lanes * sizeof *y);
+    for (int32_t i = 0; i < p->top; i++)
+        y[ids[i]] = 1;
+    memcpy(r, p->scores + (size_t)layer * p->lanes, p->lanes * sizeof *r);
+    vector_residuals(r, y, p->lanes);
+    memset(r + p->experts, 0, (p->lanes - p->experts) * sizeof *r);
+    const float *x = p->hints + (size_t)layer * MIRA_HINTS * p->lanes;
+    for (int32_t h = 0; h < MIRA_HINTS; h++)
+        gradient[h] = vector_product(r, x + h * p->lanes, p->lanes) / p->experts;
+    vector_descend(p->weights, p->weight_sums, gradient, p->weight_rate, MIRA_HINTS);
+    for (int32_t s = 0; s < S; s++) {
+        const uint16_t *from = source(p, layer, s);
+        for (int32_t i = 0; from && i < p->top; i++) {
+            size_t at = row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes;
+            vector_descend(p->table + at, p->table_sums + at, r, p->table_rate, p->lanes);
+        }
+    }
+}
+
+static void count(mira_predictor *p, int32_t layer, int32_t s, const uint16_t *ids)
+{
+    const uint16_t *from = source(p, layer, s);
+    float *totals = p->totals + row(p, layer, s);
+    for (int32_t i = 0; from && i < p->top; i++) {
+        float *column = p->counts + row(p, layer, s) * p->experts + from[i];
+        totals[from[i]] += 1;
+        for (int32_t j = 0; j < p->top; j++)
+            column[(size_t)ids[j] * p->lanes] += 1;
+        if (totals[from[i]] < MOST_COUNTS)
+            continue;
+        totals[from[i]] *= 0.5f;
+        for (int32_t e = 0; e < p->experts; e++)
+            column[(size_t)e * p->lanes] *= 0.5f;
+    }
+}
+
+void mira_confirm(mira_predictor *p, int32_t layer, const uint16_t *ids)
+{
+    learn(p, layer, ids);
+    float warming = 1.0f / (p->token + 8);
+    for (int32_t s = 0; s < S; s++) {
+        count(p, layer, s, ids);
+        float *average = p->averages + row(p, layer, s);
+        float rate = RATES[s] > warming ? RATES[s] : warming;
+        for (int32_t e = 0; e < p->lanes; e++)
+            average[e] *= 1 - rate;
+        for (int32_t i = 0; i < p->top; i++)
+            average[ids[i]] += rate;
+    }
+    memcpy(ids_at(p, p->token, layer), ids, p->top * sizeof *ids);
+}
+
+/* How many experts of a row stand before this one; the first of equals is first. */
+static uint16_t rank_of(const float *scores, int32_t experts, int32_t expert)
+{
+    int32_t before = 0;
+    for (int32_t e = 0; e < experts; e++)
+        before += scores[e] > scores[expert] || (scores[e] == scores[expert] && e < expert);
+    return (uint16_t)before;
+}
+
+static void sort_in(const mira_predictor *p, const float *scores, const uint16_t *ids, double *bins)
+{
+    for (int32_t e = 0; e < p->experts; e++) {
+        double probability = 1 / (1 + exp(-(double)scores[e]));
+        int32_t bin = (int32_t)(probability * MIRA_BINS);
+        bin = bin < MIRA_BINS ? bin : MIRA_BINS - 1;
+        bins[bin] += 1;
+        bins[MIRA_BINS + bin] += probability;
+        for (int32_t i = 0; i < p->top; i++)
+            bins[2 * MIRA_BINS + bin] += ids[i] == e;
+    }
+}
+
+void mira_foresee(const mira_routing *in, mira_predictor *p, uint16_t *ranks, double *bins)
+{
+    for (int32_t t = 0; t < in->tokens; t++)
+        for (int32_t l = 0; l < in->layers; l++) {
+            size_t at = ((size_t)t * in->layers + l) * in->top;
+            const uint16_t *ids = in->ids + at;
+            mira_predict(p, l, in->starts[t]);
+            const float *scores = p->scores + (size_t)l * p->lanes;
+            for (int32_t i = 0; i < in->top; i++)
+                ranks[at + i] = rank_of(scores, p->experts, ids[i]);
+            if (l > 0)
+                sort_in(p, scores, ids, bins);
+            mira_confirm(p, l, ids);
+        }
+}

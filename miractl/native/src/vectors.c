@@ -1,0 +1,93 @@
+#include "vectors.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+#define LANES 8 /* partial sums of a reduction */
+
+WIDE void vector_log(float *restrict x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        float value = x[i] + 0.004f;
+        int32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        int32_t exponent = (bits - 0x3f3504f3) >> 23; /* mantissas from sqrt(1/2) to sqrt(2) */
+        bits -= exponent * (1 << 23);
+        memcpy(&value, &bits, sizeof bits);
+        float m = value - 1, square = m * m;
+        float p = 7.0376836292e-2f;
+        p = p * m + -1.1514610310e-1f;
+        p = p * m + 1.1676998740e-1f;
+        p = p * m + -1.2420140846e-1f;
+        p = p * m + 1.4249322787e-1f;
+        p = p * m + -1.6668057665e-1f;
+        p = p * m + 2.0000714765e-1f;
+        p = p * m + -2.4999993993e-1f;
+        p = p * m + 3.3333331174e-1f;
+        float ln = m + (p * m * square - 0.5f * square);
+        x[i] = (float)exponent * 0.69314718056f + ln + 2;
+    }
+}
+
+WIDE void vector_residuals(float *restrict x, const float *restrict y, int32_t n)
+{
+    const float round = 12582912.0f; /* adding it leaves no fraction */
+    for (int32_t i = 0; i < n; i++) {
+        float v = -x[i];
+        v = v < -30 ? -30 : v;
+        v = v > 30 ? 30 : v;
+        float whole = v * 1.44269504089f + round - round;
+        float r = v - whole * 0.693359375f;
+        r = r - whole * -2.12194440e-4f;
+        float p = 1.9875691500e-4f;
+        p = p * r + 1.3981999507e-3f;
+        p = p * r + 8.3334519073e-3f;
+        p = p * r + 4.1665795894e-2f;
+        p = p * r + 1.6666665459e-1f;
+        p = p * r + 5.0000001201e-1f;
+        p = p * (r * r) + r + 1;
+        int32_t bits = ((int32_t)whole + 127) * (1 << 23);
+        float power;
+        memcpy(&power, &bits, sizeof power);
+        x[i] = 1 / (1 + p * power) - y[i];
+    }
+}
+
+WIDE void vector_add_scaled(float *restrict y, const float *restrict x, float factor, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        y[i] += factor * x[i];
+}
+
+WIDE void vector_add(float *restrict y, const float *restrict x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        y[i] += x[i];
+}
+
+WIDE void vector_descend(float *restrict x, float *restrict sums, const float *restrict gradient,
+                         float rate, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        float g = gradient[i];
+        sums[i] += g * g;
+        x[i] -= rate * g / sqrtf(sums[i]);
+    }
+}
+
+WIDE float vector_product(const float *restrict x, const float *restrict y, int32_t n)
+{
+    float part[LANES] = {0}, sum = 0;
+    for (int32_t i = 0; i < n; i += LANES)
+        for (int32_t j = 0; j < LANES; j++)
+            part[j] += x[i + j] * y[i + j];
+    for (int32_t j = 0; j < LANES; j++)
+        sum += part[j];
+    return sum;
+}

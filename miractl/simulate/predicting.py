@@ -1,0 +1,98 @@
+"""The next-layer predictor in numpy: the same scores to the last bit as the C code, slowly.
+
+The oracle of its tests, and its description: read it beside miractl/native/src/predictor.c.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from miractl.native.predictor import HINTS, SOURCES, PredictorState
+from miractl.simulate.learning import descend, logarithms, product, sigmoid
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[Any]  # [k]
+F = np.float32
+
+RATES = (F(0.4), F(0.125), F(0.025), F(0.001))  # of the averages, a token
+MOST_COUNTS = F(4096)
+
+
+class ReferencePredictor:
+    """Predicts as `miractl.native.predictor.Predictor` does, on a state of its own."""
+
+    def __init__(self, state: PredictorState) -> None:
+        self.state = state
+
+    def predict(self, layer: int, starts: bool = False) -> None:
+        """Set the layer's scores from what came before."""
+        s = self.state
+        if layer == 0:
+            s.token += 1
+            s.begins = int(starts or s.token == 0)
+        x = s.hints[layer]
+        x[:SOURCES] = s.averages[layer]
+        for number in range(SOURCES):
+            x[SOURCES + number] = self._expect(layer, number, x[SOURCES + number - 1])
+        x[: 2 * SOURCES] = logarithms(x[: 2 * SOURCES])
+        x[2 * SOURCES] = 1
+        z = np.zeros(s.lanes, np.float32)
+        for weight, hint in zip(s.weights, x, strict=True):
+            z += weight * hint
+        for number in range(SOURCES):
+            for expert in self._source(layer, number):
+                z += s.table[layer, number, expert]
+        s.scores[layer] = z
+
+    def confirm(self, layer: int, ids: Ids) -> None:
+        """Learn what the layer chose."""
+        s = self.state
+        self._learn(layer, ids)
+        for number, row in enumerate(s.averages[layer]):
+            for expert in self._source(layer, number):
+                self._count(s.totals[layer, number], s.counts[layer, number], expert, ids)
+            rate = max(RATES[number], F(1) / F(s.token + 8))
+            row *= F(1) - rate
+            row[ids] += rate
+        s.ids[s.token & 1, layer] = ids
+
+    def _source(self, layer: int, number: int) -> Ids:
+        s = self.state
+        ids: Ids = np.empty(0, np.uint16)
+        if number == 0 and not s.begins:
+            ids = s.ids[(s.token - 1) & 1, layer].copy()
+        if 0 < number <= layer:
+            ids = s.ids[s.token & 1, layer - number].copy()
+        return ids
+
+    def _expect(self, layer: int, number: int, otherwise: Floats) -> Floats:
+        s, source = self.state, self._source(layer, number)
+        if not len(source):
+            return otherwise
+        x = np.zeros(s.lanes, np.float32)
+        for expert in source:
+            share = F(1) / F(s.top) / s.totals[layer, number, expert]
+            x[: s.experts] += share * s.counts[layer, number, :, expert]
+        return x
+
+    @staticmethod
+    def _count(totals: Floats, counts: Floats, expert: int, ids: Ids) -> None:
+        totals[expert] += 1
+        counts[ids, expert] += 1
+        if totals[expert] >= MOST_COUNTS:
+            totals[expert] *= F(0.5)
+            counts[:, expert] *= F(0.5)
+
+    def _learn(self, layer: int, ids: Ids) -> None:
+        s = self.state
+        y = np.zeros(s.lanes, np.float32)
+        y[ids] = 1
+        r = sigmoid(s.scores[layer]) - y
+        r[s.experts :] = 0
+        steps = [product(r, s.hints[layer, h]) / F(s.experts) for h in range(HINTS)]
+        descend(s.weights, s.weight_sums, np.array(steps, np.float32), s.weight_rate)
+        for number in range(SOURCES):
+            for expert in self._source(layer, number):
+                rows, sums = s.table[layer, number, expert], s.table_sums[layer, number, expert]
+                descend(rows, sums, r, s.table_rate)

@@ -1,0 +1,108 @@
+"""`miractl replay`: tables, JSON, CSV, a picture, and what is wrong in one line."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from tests.simulate.conftest import random_routing
+
+pytestmark = pytest.mark.usefixtures("kernels")
+Miractl = Callable[..., Result]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    routing = random_routing(7, 120, 3, 16, 2)
+    meta = {"model": "some/model", "experts": 16, "layer_indices": [1, 2, 5]}
+    path = tmp_path / "t.npz"
+    np.savez(
+        path,
+        topk_ids=routing.ids.astype(np.uint8),
+        topk_probs=routing.probabilities,
+        seq_lens=np.array([100, 20]),
+        meta=json.dumps(meta),
+    )
+    return str(path)
+
+
+def test_the_table(trace: str, miractl: Miractl) -> None:
+    result = miractl("replay", trace, "--slots", "25%")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "t.npz · some/model"
+    assert "120 tokens, 3 layers, 2 of 16 experts; a token asks for 6" in lines[1]
+    assert lines[3] == "4 slots a layer, 12 in all, 25.0 %"
+    names = [line.split()[0] for line in lines[5:11]]
+    assert names == ["lru", "lfu", "heat", "learned", "belady", "optimum"]
+    worst = next(line for line in lines if line.startswith("worst layers: "))
+    assert {part.split()[0] for part in worst[14:].split(", ")} == {"1", "2", "5"}
+    assert "slots a layer: of LRU's" in lines[-1]
+
+
+def test_json_says_the_same_and_more(trace: str, miractl: Miractl) -> None:
+    options = ("--slots", "50%,2", "--policy", "learned-layer", "--json")
+    link = ("--link", "10GB/s", "--expert-size", "10MB")
+    facts = json.loads(miractl("replay", trace, trace, *options, *link).stdout)
+    assert facts["schema"] == "miractl.replay/1"
+    assert [one["token_cycle"] for one in facts["traces"]] == [6, 6]
+    runs = facts["traces"][0]["runs"]
+    assert [run["slots_per_layer"] for run in runs] == [2, 8]
+    first = {row["policy"]: row for row in runs[0]["policies"]}
+    assert list(first) == ["lru", "learned-layer", "optimum"]
+    lru = first["lru"]
+    assert lru["link_seconds_per_token"] == pytest.approx(lru["misses_per_token"] * 0.001)
+    assert len(lru["layer_hit_rates"]) == 3
+
+
+def test_csv_has_a_row_for_each(trace: str, miractl: Miractl) -> None:
+    out = miractl("replay", trace, "--policy", "all", "--slots", "4", "--csv").stdout
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 12
+    assert {row["slots_per_layer"] for row in rows} == {"4"}
+    assert rows[0]["policy"] == "lru"
+    assert rows[0]["link_seconds_per_token"] == ""
+
+
+def test_the_picture(trace: str, tmp_path: Path, miractl: Miractl) -> None:
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "hits.png"
+    result = miractl("replay", trace, "-o", str(target))
+    assert result.exit_code == 0
+    assert target.read_bytes().startswith(b"\x89PNG")
+    assert f"wrote {target}" in result.stderr
+    failed = miractl("replay", trace, "-o", str(tmp_path / "none" / "hits.png"))
+    assert failed.exit_code == 1
+    assert "No such file or directory" in failed.stderr
+    assert miractl("replay", trace, trace, "-o", str(target)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--policy", "lur"), "--policy: no policy 'lur'"),
+        (("--slots", "17"), "--slots: 17 is not 1 to 16 a layer"),
+        (("--slots", "0"), "--slots: 0 is not 1 to 16 a layer"),
+        (("--slots", "much"), "--slots: 'much'"),
+        (("--link", "10GB/s"), "--expert-size is missing"),
+        (("--expert-size", "10MB"), "--link is missing"),
+        (("--link", "10GB", "--expert-size", "1MB"), "--link: '10GB' needs a unit"),
+        (("--token-time", "5"), "--token-time: '5'"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    trace: str, options: tuple[str, ...], said: str, miractl: Miractl
+) -> None:
+    result = miractl("replay", trace, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+def test_no_trace_no_replay(tmp_path: Path, miractl: Miractl) -> None:
+    assert "No such file" in miractl("replay", str(tmp_path / "no.npz")).stderr
+    assert miractl("replay").exit_code == 2
