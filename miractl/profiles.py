@@ -130,21 +130,29 @@ _ALL = (
         choices=("lookahead", "markov"),
     ),
     Parameter(
-        *("prediction_horizon", "int", 3, "Steps predicted ahead; lookahead always uses 1.", 1, 8),
+        *("prediction_horizon", "int", 3, "Steps to predict ahead. No effect yet: 1.", 1, 8),
     ),
     Parameter(
         *("prediction_confidence", "float", 0.8, "Probability to cover with candidates.", 0, 1),
         low_open=True,
     ),
     Parameter(
-        "dynamic_resampling", "bool", True, "Sample the prediction tables again while serving."
+        "dynamic_resampling", "bool", True, "Sample the prediction tables anew. No effect yet."
     ),
-    Parameter("resample_interval_tokens", "int", 10000, "Tokens between two samplings.", 100),
+    Parameter(
+        "resample_interval_tokens",
+        "int",
+        10000,
+        "Tokens between two samplings. No effect yet.",
+        100,
+    ),
     Parameter(
         "expert_layer_path", "str", None, "Module path of the experts, if not found by itself."
     ),
     Parameter("prefetch", "bool", True, "Fetch predicted experts before they are asked for."),
 )
+# Part of every profile, but nothing in this version acts on them: whoever sets one is told.
+WITHOUT_EFFECT = ("prediction_horizon", "dynamic_resampling", "resample_interval_tokens")
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
 
 

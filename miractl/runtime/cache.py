@@ -127,7 +127,6 @@ class ExpertCache:
             self.counts.prefetch_used[key] += 1
         else:
             coming[key] = ticket
-            self.counters.bets_late += 1
             self.counters.late += 1
         self.residency.policy.feedback(key, used=True)
 

@@ -33,7 +33,6 @@ class Counters:
     waves: int = 0
     issued: int = 0
     used: int = 0
-    bets_late: int = 0
     wasted: int = 0
     cancelled: int = 0
     wasted_bytes: int = 0

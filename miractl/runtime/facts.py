@@ -62,7 +62,7 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
                 mode=engine.prefetcher.predictor.mode if engine.prefetcher else "off",
                 issued=counters.issued,
                 used=counters.used,
-                late=counters.bets_late,
+                late=counters.late,
                 wasted=counters.wasted,
                 cancelled=counters.cancelled,
                 wasted_bytes=counters.wasted_bytes,

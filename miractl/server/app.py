@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -21,11 +20,11 @@ from miractl.server.errors import ApiError, shorten, shutting_down, still_loadin
 from miractl.server.requestlog import CLIENT_GONE, RequestLog
 from miractl.server.requests import ChatRequest, CompletionRequest, parse
 from miractl.server.service import Service
+from miractl.telemetry.experts import ExpertTable
 from miractl.telemetry.metrics import CONTENT_TYPE, Metrics
 
 log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
-EXPERTS_SCHEMA = "miractl.experts/1"
 # Of a body that is too large so much is still read, so that the client gets to read the answer.
 DRAIN_BYTES = 64 * 2**20
 
@@ -107,15 +106,8 @@ class Application:
         engine, _ = self.service.ready()
         snapshot = await self.service.look(engine.snapshot)
         rows = await self.service.look(engine.expert_rows)
-        rows = sorted(rows, key=lambda row: (row.layer, row.expert))
-        return JSONResponse(
-            {
-                "schema": EXPERTS_SCHEMA,
-                "timestamp": snapshot.timestamp,
-                "model": snapshot.model.id,
-                "experts": [asdict(row) for row in rows],
-            }
-        )
+        table = ExpertTable(snapshot.timestamp, snapshot.model.id, tuple(rows))
+        return JSONResponse(table.to_json())
 
     async def _complete(self, request: Request) -> Response:
         body = parse(CompletionRequest, await self._body(request))

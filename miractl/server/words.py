@@ -39,7 +39,7 @@ def device_line(device: str, asked: str, profile: str) -> str:
         return why
     return (
         f"{why}; of profile {profile} the thresholds, window and staging limits apply,"
-        " its GPU memory and link do not"
+        " its GPU memory, pinned buffer and link do not"
     )
 
 

@@ -28,7 +28,7 @@ def test_device_line_says_what_a_profile_means_on_a_cpu() -> None:
     assert words.device_line("cuda:0", "auto", "a10") == "running on cuda:0"
     assert words.device_line("cpu", "auto", "a10") == (
         "no CUDA device: running on the CPU; of profile a10 the thresholds, window and staging"
-        " limits apply, its GPU memory and link do not"
+        " limits apply, its GPU memory, pinned buffer and link do not"
     )
     assert words.device_line("cpu", "cpu", "cpu") == "running on the CPU as asked"
 
@@ -95,3 +95,12 @@ def test_wrong_model_is_one_line(miractl: Callable[..., Result]) -> None:
     result = miractl("serve", "nowhere")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[0].startswith("error: no folder 'nowhere'")
+
+
+def test_a_parameter_that_does_nothing_yet_says_so(
+    miractl: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miractl.cli.serve._serve", lambda *_: None)
+    told = miractl("serve", "--prediction-horizon", "5").stderr
+    assert "prediction_horizon is set (option) and has no effect in this version" in told
+    assert "has no effect" not in miractl("serve", "--prediction-mode", "markov").stderr
