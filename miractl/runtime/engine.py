@@ -15,22 +15,21 @@ from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
 from miractl.plan.slots import SlotPlan
 from miractl.policy.eviction import HeatEviction
-from miractl.policy.heat import HeatTable
-from miractl.policy.prediction import MarkovTable
 from miractl.policy.residency import Residency
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime import facts
 from miractl.runtime.arena import SlotArena
+from miractl.runtime.brain import heat_table, predictor_for
 from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
-from miractl.runtime.lookahead import Lookahead, find_router
 from miractl.runtime.movers import CudaMover, DiskMover
-from miractl.runtime.runner import LayerRuns, Predictor, Prefetcher, TablePredictor
+from miractl.runtime.prefetch import Prefetcher
+from miractl.runtime.runner import LayerRuns
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.transfer import TransferQueue
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
@@ -78,15 +77,7 @@ class Engine:
         self.started, self._clock = clock(), clock
         self.arena = SlotArena(plan.slots, outline.shapes, model.dtype, model.device)
         layers, values = len(outline.layers), options.parameters
-        self.heat = HeatTable(
-            layers,
-            outline.experts,
-            outline.top_k,
-            clock=clock,
-            threshold=values["cache_threshold"],
-            window=values["prediction_window_ms"] / 1000,
-            decay=values["heat_decay_factor"],
-        )
+        self.heat = heat_table(outline, values, clock)
         policy = HeatEviction(self.heat, layers, outline.experts)
         mover = (
             CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MB)
@@ -102,8 +93,8 @@ class Engine:
         )
         self.prefetcher: Prefetcher | None = None
         if plan.staging_limit:
-            confidence = values["prediction_confidence"]
-            self.prefetcher = Prefetcher(self.cache, self._predictor(), confidence)
+            predictor = predictor_for(model, outline, values["prediction_mode"])
+            self.prefetcher = Prefetcher(self.cache, predictor, values["prediction_confidence"])
         runs = LayerRuns(self.cache, self.arena, self.prefetcher)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
@@ -143,22 +134,6 @@ class Engine:
         """Stop the transfer threads and close the checkpoint's files."""
         self.cache.transfers.close()
         self.source.close()
-
-    def _predictor(self) -> Predictor:
-        outline = self.outline
-        if self.options.parameters["prediction_mode"] == "lookahead":
-            blocks = [self.model.get_submodule(name.rpartition(".")[0]) for name in outline.modules]
-            width = outline.config.get_text_config().hidden_size
-            sample = torch.zeros(2, width, dtype=self.model.dtype, device=self.model.device)
-            found = (find_router(block, sample) for block in blocks)
-            routers = [router for router in found if router is not None]
-            if len(routers) == len(blocks):
-                return Lookahead(routers, outline.experts)
-            log.warning(
-                "%s: no router found beside the experts; predicting with a Markov table instead",
-                outline.config.model_type,
-            )
-        return TablePredictor(MarkovTable(len(outline.layers), outline.experts, outline.top_k))
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

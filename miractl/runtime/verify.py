@@ -20,7 +20,7 @@ from miractl.runtime.arena import expert_nbytes
 from miractl.runtime.budget import this_machine
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
-from miractl.runtime.runner import Predictor
+from miractl.runtime.prefetch import Predictor
 from miractl.runtime.transfer import Mover
 from miractl.units import format_bytes
 
