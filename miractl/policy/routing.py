@@ -1,0 +1,37 @@
+"""What the routers decided in one layer of one step, as the brain is told of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]  # [tokens, k], distinct within a token
+Scores = npt.NDArray[np.float32]  # [tokens, k]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of one sequence in a step: a prompt or a part of it, or one new token.
+
+    `sequence` names it for as long as it lives; `position` is that of its first token in the text,
+    0 where the sequence begins.
+    """
+
+    sequence: int
+    start: int  # rows [start, stop) of the step
+    stop: int
+    position: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """One layer's routing of a step. Layers of a step come in order, from 0."""
+
+    layer: int
+    ids: Ids
+    scores: Scores
+    segments: tuple[Segment, ...]  # in order, together all rows
+    step: int  # counts up, the same in all layers
