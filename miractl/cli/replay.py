@@ -99,7 +99,8 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
 
 
 def _names(given: str | None) -> list[str]:
-    from miractl.simulate.study import BASE, BEST, POLICIES
+    from miractl.policy.registry import POLICIES
+    from miractl.simulate.study import BASE, BEST
 
     names = list(POLICIES) if given == "all" else given.split(",") if given else list(SHOWN)
     for name in names:
@@ -149,7 +150,7 @@ def _slots(text: str, routing: "Routing") -> list[int]:
 
 def _worst(routing: "Routing", trace: "Trace", scores: "list[Score]") -> list[tuple[int, float]]:
     """Layers where the default hits least, by the model's own index."""
-    from miractl.simulate.study import DEFAULT
+    from miractl.policy.registry import DEFAULT
 
     score = next((s for s in scores if s.policy == DEFAULT), scores[0])
     indices = trace.layer_indices or range(routing.layers)
@@ -164,7 +165,8 @@ def _print(
     out: Output,
     before: str,
 ) -> None:
-    from miractl.simulate.study import POLICIES, verdict
+    from miractl.policy.registry import POLICIES
+    from miractl.simulate.study import verdict
 
     out.data(
         before + out.style(f"{trace.name}{f' · {trace.model}' if trace.model else ''}", "bold")

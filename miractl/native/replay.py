@@ -144,7 +144,7 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
     if (rule.kind is Kind.LEARNED) != (rule.learner is not None):
         raise ValueError(f"Got a learner for {rule.kind.name} or none for LEARNED")
     if rule.learner is not None:
-        _check_learner(routing, rule.learner)
+        check_learner(routing, rule.learner)
     if (rule.kind is Kind.HEAT) != (cache.admission is Admission.HOTTER):
         raise ValueError(f"Got admission {cache.admission.name} for {rule.kind.name}")
     outcome = _outcome(routing)
@@ -165,7 +165,8 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
     return outcome
 
 
-def _check_learner(routing: Routing, learner: Learner) -> None:
+def check_learner(routing: Routing, learner: Learner) -> None:
+    """Raise ValueError for a learner of another model than the routing's."""
     state = learner.state
     sizes = (state.layers, state.experts, state.top)
     if sizes != (routing.layers, routing.experts, routing.top):

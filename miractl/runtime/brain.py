@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from miractl.policy.eviction import Brain
 from miractl.policy.heat import HeatTable
 from miractl.policy.prediction import MarkovTable
+from miractl.policy.registry import make_policy
 from miractl.runtime.lookahead import Lookahead, find_router
 from miractl.runtime.prefetch import Predictor, TablePredictor
 
@@ -31,6 +33,18 @@ def heat_table(
         window=parameters["prediction_window_ms"] / 1000,
         decay=parameters["heat_decay_factor"],
     )
+
+
+def brain_for(
+    outline: "Outline",
+    name: str,
+    slots: float,
+    parameters: Mapping[str, Any],
+    clock: Callable[[], float],
+) -> Brain:
+    """The policy of this name, for `slots` experts a layer, and the heat."""
+    heat = heat_table(outline, parameters, clock)
+    return Brain(make_policy(name, outline.top_k, slots, heat), heat)
 
 
 def predictor_for(model: PreTrainedModel, outline: "Outline", mode: str) -> Predictor:

@@ -14,13 +14,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
 from miractl.plan.slots import SlotPlan
-from miractl.policy.eviction import HeatEviction
+from miractl.policy.registry import DEFAULT, ways_for
 from miractl.policy.residency import Residency
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime import facts
 from miractl.runtime.arena import SlotArena
-from miractl.runtime.brain import heat_table, predictor_for
+from miractl.runtime.brain import brain_for, predictor_for
 from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
@@ -29,9 +29,12 @@ from miractl.runtime.hollow import attach
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.prefetch import Prefetcher
+from miractl.runtime.recording import Recording, recorder_for
 from miractl.runtime.runner import LayerRuns
+from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.transfer import TransferQueue
+from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 
 log = logging.getLogger(__name__)
@@ -52,6 +55,8 @@ class EngineOptions:
     profile: str = "default"
     device: str = "auto"
     dtype: str = "auto"
+    policy: str = DEFAULT  # one of policy.registry.ONLINE
+    record_trace: Path | None = None  # a file for all routing
     expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
     slots: SlotPlan | None = None  # as planned; None: by `expert_memory`
     with_tokenizer: bool = True
@@ -69,6 +74,7 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None,
         source: ExpertSource,
         plan: SlotPlan,
+        recorder: Recorder | None = None,
         clock: "facts.Clock" = time.monotonic,
     ) -> None:
         self.options, self.outline, self.plan = options, outline, plan
@@ -77,15 +83,17 @@ class Engine:
         self.started, self._clock = clock(), clock
         self.arena = SlotArena(plan.slots, outline.shapes, model.dtype, model.device)
         layers, values = len(outline.layers), options.parameters
-        self.heat = heat_table(outline, values, clock)
-        policy = HeatEviction(self.heat, layers, outline.experts)
+        slots = sum(plan.ways) / layers
+        self.brain = brain_for(outline, options.policy, slots, values, clock)
         mover = (
             CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MB)
             if model.device.type == "cuda"
             else DiskMover(source, self.arena)
         )
         self.cache = ExpertCache(
-            Residency(plan.slots, plan.ways, plan.staging_limit, policy),
+            Residency(
+                *(plan.slots, ways_for(options.policy, plan.ways), plan.staging_limit), self.brain
+            ),
             TransferQueue(mover, clock),
             ExpertCounts(layers, outline.experts),
             plan.expert_bytes,
@@ -95,7 +103,10 @@ class Engine:
         if plan.staging_limit:
             predictor = predictor_for(model, outline, values["prediction_mode"])
             self.prefetcher = Prefetcher(self.cache, predictor, values["prediction_confidence"])
-        runs = LayerRuns(self.cache, self.arena, self.prefetcher)
+        sequences = Sequences()
+        sequences.watch(model)
+        self.recording = None if recorder is None else Recording(recorder, layers, clock)
+        runs = LayerRuns(self.cache, self.arena, self.prefetcher, sequences, self.recording)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
 
@@ -113,7 +124,10 @@ class Engine:
         if device.type == "cpu":
             torch.set_num_threads(pick_threads(outline))
         give_back()
-        return cls(options, outline, model, tokenizer, checkpoint.source, plan)
+        return cls(
+            *(options, outline, model, tokenizer, checkpoint.source, plan),
+            recorder=recorder_for(options, outline),
+        )
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -133,6 +147,9 @@ class Engine:
     def close(self) -> None:
         """Stop the transfer threads and close the checkpoint's files."""
         self.cache.transfers.close()
+        self.brain.close()
+        if self.recording is not None:
+            self.recording.close()
         self.source.close()
 
 
