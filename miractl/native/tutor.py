@@ -65,8 +65,10 @@ class Tutor:
     def teach(self, learners: Sequence[Learner], texts: Sequence[tuple[Learner, Routing]]) -> None:
         """Learn from the last token of `learners`, then from whole texts; returns at once.
 
-        Raises ValueError for a text of another model.
+        Nothing is learned after `close`. Raises ValueError for a text of another model.
         """
+        if self._tutor is None:
+            return
         for learner, text in texts:
             check_learner(text, learner)
         structs = [routing_struct(text) for _, text in texts]

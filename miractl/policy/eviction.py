@@ -4,6 +4,7 @@ A policy keeps a table of worth, changed when it is told of a step; who goes is 
 `miractl.policy.residency`. The replay in C (`miractl/native/src/rules.c`) has the same rules.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +13,11 @@ import numpy.typing as npt
 from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
+from miractl.policy.memory import Memory
 from miractl.policy.routing import Routed
 
 Floats = npt.NDArray[np.float64]
+Tables = npt.NDArray[np.float32]
 HOT = 2.0  # with Admission.HOTTER: worth of this or more is above the threshold
 
 
@@ -27,6 +30,12 @@ class EvictionPolicy(Protocol):
     def record(self, step: Routed) -> bool:
         """Take in a layer's routing; whether the worth of other layers has changed too."""
 
+    def tables(self) -> Mapping[str, Tables]:
+        """What was learned and is worth keeping, by name."""
+
+    def recall(self, tables: Mapping[str, Tables]) -> None:
+        """Start from what an earlier run learned. Raises ValueError if it does not fit."""
+
     def close(self) -> None:
         """Stop what runs beside."""
 
@@ -38,6 +47,13 @@ class _Table:
 
     def __init__(self, layers: int, experts: int) -> None:
         self.worth: Floats = np.zeros((layers, experts))
+
+    def tables(self) -> Mapping[str, Tables]:
+        """Nothing is learned."""
+        return {}
+
+    def recall(self, tables: Mapping[str, Tables]) -> None:
+        """Nothing to recall."""
 
     def close(self) -> None:
         """Nothing to stop."""
@@ -86,12 +102,12 @@ class Anybody(_Table):
 
 
 class Static(_Table):
-    """Worth never changes: the most wanted experts of an earlier run stay, others pass through."""
+    """Worth never changes: what an earlier run used most stays, others pass through."""
 
     admission = Admission.WORTHIER
 
     def __init__(self, wanted: Floats) -> None:
-        """`wanted` [layers, experts]: more is better."""
+        """`wanted` [layers, experts]: how often each was used."""
         super().__init__(*wanted.shape)
         self.worth[:] = wanted
 
@@ -131,6 +147,8 @@ class Brain:
         self.admission, self.worth = eviction.admission, eviction.worth
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
+        self._recalled: Mapping[str, Tables] = {}
+        self._before = np.zeros_like(self.activations)  # tokens of earlier runs
         self._feels_layers = isinstance(eviction, HeatEviction)
 
     def record(self, step: Routed) -> bool:
@@ -149,6 +167,17 @@ class Brain:
     def feedback(self, key: ExpertKey, used: bool) -> None:
         """Warm up what was bet on rightly, cool down what was not."""
         self.heat.feedback(key.layer, key.expert, used)
+
+    def remember(self) -> Memory:
+        """What the next run may start with; what another policy had learned stays in it."""
+        tables = {**self._recalled, **self.eviction.tables()}
+        return Memory(self.heat.scores(), self.activations + self._before, tables)
+
+    def recall(self, memory: Memory) -> None:
+        """Start from an earlier run. Raises ValueError for tables that do not fit."""
+        self.heat.restore(memory.heat)
+        self.eviction.recall(memory.tables)
+        self._recalled, self._before = memory.tables, memory.activations
 
     def close(self) -> None:
         """Stop what runs beside."""

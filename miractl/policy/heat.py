@@ -88,6 +88,10 @@ class HeatTable:
             self._close_window(now)
         return self._at(now, rows)
 
+    def restore(self, scores: Floats) -> None:
+        """Go on from the scores of an earlier run, as if no time had passed."""
+        self._score[:], self._since[:] = np.clip(scores, 0.0, 1.0), self._clock()
+
     @property
     def threshold(self) -> float:
         """The threshold in force, scaled with the tokens of a step.

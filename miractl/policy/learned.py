@@ -10,6 +10,7 @@ layers keep the scores that they had.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,8 @@ from miractl.policy.routing import Ids, Routed, Scores, Segment
 
 Floats = npt.NDArray[np.float64]
 PROMPT_TOKENS = 64
+KEPT = ("weights", "bias", "table", "counts", "totals")
+RECALLED_WEIGHT_SUMS, RECALLED_SUMS = 0.01, 3.0  # of squared gradients
 STREAM_MEMORY = 64 * 2**20  # bytes for the streams of all sequences, at least two
 MOST_STREAMS = 64
 
@@ -41,7 +44,8 @@ class _Prompt:
         ids, scores = np.stack(self.ids, axis=1), np.stack(self.scores, axis=1)
         starts = np.zeros(len(ids), bool)
         starts[0] = not whole
-        return Routing(ids, experts, scores, starts)
+        # Routers that look experts up by the token's number may name one twice.
+        return Routing(ids, experts, scores, starts, distinct=False)
 
 
 class Learned:
@@ -87,9 +91,29 @@ class Learned:
             self._teach()
         return refreshed
 
-    def wait(self) -> None:
-        """Return when all that was seen is learned; the tables may be read then."""
+    def tables(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The shared tables, and the averages of the sequence seen last."""
         self._tutor.wait()
+        kept = {name: getattr(self.state, name) for name in KEPT}
+        return {**kept, "averages": self._latest.state.averages}
+
+    def recall(self, tables: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Start with tables of an earlier run, but as ready to learn anew as if little was seen.
+
+        Steps shrink with the sums of squared gradients; kept sums would hold on to what was right
+        for other texts, which is worse than to start empty.
+        """
+        if not tables:
+            return
+        own = {name: getattr(self.state, name) for name in KEPT}
+        own["averages"] = self._latest.state.averages
+        for name, array in own.items():
+            if name not in tables or tables[name].shape != array.shape:
+                raise ValueError(f"Got no table {name} of {array.shape}")
+        for name, array in own.items():
+            array[:] = tables[name]
+        self.state.weight_sums[:] = RECALLED_WEIGHT_SUMS
+        self.state.bias_sums[:] = self.state.table_sums[:] = RECALLED_SUMS
 
     def close(self) -> None:
         """Stop learning."""

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from miractl.errors import UsageError
 from miractl.native.replay import Admission, Kind
 from miractl.policy.eviction import (
     Anybody,
@@ -9,9 +12,11 @@ from miractl.policy.eviction import (
     HeatEviction,
     LeastOftenUsed,
     LeastRecentlyUsed,
+    Static,
 )
 from miractl.policy.heat import HeatTable
 from miractl.policy.learned import Learned
+from miractl.policy.memory import Memory
 
 DEFAULT, WITHOUT_LIBRARY = "learned", "heat"
 
@@ -70,15 +75,27 @@ POLICIES = {
         ),
     )
 }
-# Those that a running engine can follow.
+# Those that see no future; a running engine has one more, which needs an earlier run to go by.
 ONLINE = tuple(name for name, policy in POLICIES.items() if policy.kind is not Kind.BELADY)
+STATIC = "static"
+RUNNABLE = (*ONLINE, STATIC)
 
 
-def make_policy(name: str, top: int, slots: float, heat: HeatTable) -> EvictionPolicy:
-    """One of ONLINE for the layers and experts of `heat`, k a token, `slots` a layer on average.
+def make_policy(
+    name: str, top: int, slots: float, heat: HeatTable, memory: Memory | None = None
+) -> EvictionPolicy:
+    """One of RUNNABLE for the layers and experts of `heat`, k a token, `slots` a layer on average.
 
-    Raises MiractlError for a learned one without the native library.
+    Raises MiractlError for a learned one without the native library, UsageError for static without
+    a memory.
     """
+    if name == STATIC:
+        if memory is None:
+            raise UsageError(
+                "policy static keeps what an earlier run used most, and knows of none",
+                hint="--warm-heat FILE, as `miractl heat export` or an earlier serve wrote it",
+            )
+        return Static(memory.activations.astype(np.float64))
     policy, (layers, experts) = POLICIES[name], heat.shape
     if policy.kind is Kind.LEARNED:
         return Learned(layers, experts, top, slots, policy.admission)
@@ -91,4 +108,4 @@ def make_policy(name: str, top: int, slots: float, heat: HeatTable) -> EvictionP
 
 def ways_for(name: str, ways: tuple[int, ...]) -> tuple[int, ...]:
     """How a policy divides so many residents: as they are, or all in one pool."""
-    return (sum(ways),) if POLICIES[name].pooled else ways
+    return (sum(ways),) if name == STATIC or POLICIES[name].pooled else ways

@@ -14,13 +14,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
 from miractl.plan.slots import SlotPlan
-from miractl.policy.registry import DEFAULT, ways_for
+from miractl.policy.registry import ways_for
 from miractl.policy.residency import Residency
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime import facts
 from miractl.runtime.arena import SlotArena
-from miractl.runtime.brain import brain_for, predictor_for
+from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
@@ -55,7 +55,8 @@ class EngineOptions:
     profile: str = "default"
     device: str = "auto"
     dtype: str = "auto"
-    policy: str = DEFAULT  # one of policy.registry.ONLINE
+    policy: str | None = None  # one of policy.registry.RUNNABLE; None: the default
+    warm_heat: Path | None = None  # what was learned: read at the start, written at the end
     record_trace: Path | None = None  # a file for all routing
     expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
     slots: SlotPlan | None = None  # as planned; None: by `expert_memory`
@@ -84,7 +85,8 @@ class Engine:
         self.arena = SlotArena(plan.slots, outline.shapes, model.dtype, model.device)
         layers, values = len(outline.layers), options.parameters
         slots = sum(plan.ways) / layers
-        self.brain = brain_for(outline, options.policy, slots, values, clock)
+        self.policy = options.policy or default_policy()
+        self.brain = brain_for(model, outline, options, slots, clock)
         mover = (
             CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MB)
             if model.device.type == "cuda"
@@ -92,7 +94,7 @@ class Engine:
         )
         self.cache = ExpertCache(
             Residency(
-                *(plan.slots, ways_for(options.policy, plan.ways), plan.staging_limit), self.brain
+                *(plan.slots, ways_for(self.policy, plan.ways), plan.staging_limit), self.brain
             ),
             TransferQueue(mover, clock),
             ExpertCounts(layers, outline.experts),
@@ -118,6 +120,7 @@ class Engine:
         inspect_folder(options.model_path).refuse()
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         plan = slots_for(options, outline, device, dtype)
+        recorder = recorder_for(options, outline)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         model = checkpoint.load_others(dtype, device, **options.model_options)
@@ -126,7 +129,7 @@ class Engine:
         give_back()
         return cls(
             *(options, outline, model, tokenizer, checkpoint.source, plan),
-            recorder=recorder_for(options, outline),
+            recorder=recorder,
         )
 
     @property
@@ -145,9 +148,11 @@ class Engine:
         return facts.expert_rows(self)
 
     def close(self) -> None:
-        """Stop the transfer threads and close the checkpoint's files."""
+        """Stop the threads, keep what was learned and recorded, close the checkpoint's files."""
         self.cache.transfers.close()
-        self.brain.close()
+        with self.cache.lock:  # a step that is still under way asks the brain under it
+            remember(self)
+            self.brain.close()
         if self.recording is not None:
             self.recording.close()
         self.source.close()

@@ -23,6 +23,7 @@ from miractl.policy.routing import Routed, Segment
 from miractl.simulate.study import routing_of
 from miractl.telemetry.trace import Trace
 
+RESERVE = 5  # slots, as with the default of four staged experts
 Counts = npt.NDArray[np.int64]
 
 
@@ -43,6 +44,21 @@ class Drive:
     entered: Counts
     steps: int
     tokens: int
+
+    @property
+    def misses(self) -> int:
+        """Experts brought in."""
+        return int(self.lookups.sum() - self.hits.sum())
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the lookups that were there."""
+        return float(self.hits.sum() / self.lookups.sum())
+
+
+def equal_slots(count: int, layers: int) -> Slots:
+    """`count` residents a layer, and a reserve for those that pass through."""
+    return Slots(count * layers + RESERVE, (count,) * layers)
 
 
 class Clock:

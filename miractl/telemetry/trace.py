@@ -51,7 +51,7 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """Read and check a trace. Raises UsageError for a file that is none."""
     try:
-        with np.load(path) as data:
+        with path.open("rb") as file, np.load(file) as data:
             arrays = {name: data[name] for name in data.files if name in _ARRAYS}
         ids = arrays["topk_ids"]
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:

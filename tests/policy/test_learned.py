@@ -44,7 +44,7 @@ def step(policy: Learned, number: int, *runs: tuple[int, int, int, int]) -> list
 
 
 def known(policy: Learned) -> list[np.ndarray]:
-    policy.wait()
+    policy.tables()  # waits for the lessons
     return [getattr(policy.state, name).copy() for name in SHARED]
 
 
@@ -113,7 +113,7 @@ def test_sequences_do_not_see_each_others_tokens(policy: Learned) -> None:
         step(policy, token, (1, token, token, 1), (2, token, 60 + token, 1))
     alone = oracle(policy)
     feed(alone, 60, 20)
-    policy.wait()
+    policy.tables()
     for name in ("trails", "ids", "gate"):
         found = getattr(policy._streams[2].state, name)
         np.testing.assert_array_equal(found, getattr(alone.state, name), err_msg=name)
@@ -122,7 +122,7 @@ def test_sequences_do_not_see_each_others_tokens(policy: Learned) -> None:
 def test_a_new_sequence_begins_with_the_averages_of_the_last(policy: Learned) -> None:
     for token in range(30):
         step(policy, token, (1, token, token, 1))
-    policy.wait()
+    policy.tables()
     averages = policy._streams[1].state.averages.copy()
     fresh = policy._stream(Segment(2, 0, 1, 0)).state
     np.testing.assert_array_equal(fresh.averages, averages)
@@ -154,6 +154,16 @@ def test_a_step_that_broke_off_teaches_nothing(policy: Learned) -> None:
     step(policy, 1, (NOBODY, 0, 0, 1))
     for one, other in zip(before, known(policy), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_router_may_name_an_expert_twice(policy: Learned) -> None:
+    twice = np.full((2, TOP), 3)
+    for layer in range(LAYERS):
+        policy.record(Routed(layer, twice, SCORES[:2, 0], (Segment(1, 0, 2, 0),), 0))
+    for layer in range(LAYERS):
+        policy.record(Routed(layer, twice[:1], SCORES[:1, 0], (Segment(1, 0, 1, 2),), 1))
+        assert np.isfinite(policy.worth[layer]).all()
+        assert policy.worth[layer].argmax() == 3
 
 
 def test_experts_that_do_not_exist_are_refused(policy: Learned) -> None:
