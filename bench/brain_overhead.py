@@ -6,8 +6,8 @@ One sequence is decoded through the runtime's own objects with a quarter of the 
 "told" is the policy's part, "served" the cache's, from looking the experts up to the last slot.
 Transfers are over at once and nothing is computed. Routing is drawn at random with favourites, in
 the shapes of three models. What is learned after a step is learned on a thread beside and not
-waited for here. Medians over layers and tokens: of all, and of the best and worst of twenty parts of
-the run, because other work on the machine shows. Fails if the best is above 25 microseconds.
+waited for here. Medians over layers and tokens: of all, and of the best and worst of twenty parts
+of the run, because other work on the machine shows. Fails if the best is above 25 microseconds.
 """
 
 import argparse
