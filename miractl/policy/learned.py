@@ -68,8 +68,7 @@ class Learned:
         self._most = max(2, min(MOST_STREAMS, STREAM_MEMORY // self.state.stream_bytes))
         self._streams: dict[int, Learner] = {}  # by sequence, the least recently used first
         self._tutor = Tutor()
-        self._latest = Learner(self.state)  # whose averages the next stream begins with
-        self._course = Course([self._latest])  # of those with one new token
+        self._course = Course([Learner(self.state)])  # of those with one new token
         self._sequences: tuple[int, ...] = (NOBODY,)
         self._rows: list[int] = []  # where their tokens are in the step
         self._prompts: list[_Prompt] = []
@@ -92,10 +91,9 @@ class Learned:
         return refreshed
 
     def tables(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The shared tables, and the averages of the sequence seen last."""
+        """The shared tables, not to be written to."""
         self._tutor.wait()
-        kept = {name: getattr(self.state, name) for name in KEPT}
-        return {**kept, "averages": self._latest.state.averages}
+        return {name: getattr(self.state, name) for name in KEPT}
 
     def recall(self, tables: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Start with tables of an earlier run, but as ready to learn anew as if little was seen.
@@ -105,8 +103,7 @@ class Learned:
         """
         if not tables:
             return
-        own = {name: getattr(self.state, name) for name in KEPT}
-        own["averages"] = self._latest.state.averages
+        own = self.tables()
         for name, array in own.items():
             if name not in tables or tables[name].shape != array.shape:
                 raise ValueError(f"Got no table {name} of {array.shape}")
@@ -149,9 +146,8 @@ class Learned:
         if learner is None:
             while len(self._streams) >= self._most:
                 del self._streams[next(iter(self._streams))]
-            latest = self._latest
-            learner = Learner(self.state.beside(latest.state.averages, latest.token + 1))
-        self._streams[segment.sequence] = self._latest = learner
+            learner = Learner(self.state.beside())
+        self._streams[segment.sequence] = learner
         return learner
 
     def _weigh(self, layer: int) -> None:
@@ -162,7 +158,7 @@ class Learned:
         """
         row = self.worth[layer]
         nearer = (self._step + layer / len(self.worth)) * self._nearer
-        scores = [one.scores(layer) for one in self._voters if one.token >= one.state.begin]
+        scores = [one.scores(layer) for one in self._voters if one.token >= 0]
         if len(scores) == 1:
             np.add(scores[0], nearer, out=row, dtype=np.float64)
         elif scores:
