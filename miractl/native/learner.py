@@ -119,6 +119,8 @@ class Learner:
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._learn = library().mira_learn
+        # Log-odds of a use soon, [experts] of each layer, as of its last token: not to be written.
+        self.rows: list[Floats] = list(state.scores[:, : state.experts])
 
     @property
     def address(self) -> int:
@@ -148,8 +150,3 @@ class Learner:
         chosen = np.ascontiguousarray(ids, dtype=np.uint16)
         gates = np.ascontiguousarray(probabilities, dtype=np.float32)
         self._learn(self.address, layer, starts, chosen.ctypes.data, gates.ctypes.data)
-
-    def scores(self, layer: int) -> Floats:
-        """Log-odds of a use soon, [experts], as of the layer's last token. A view: do not write."""
-        row: Floats = self.state.scores[layer, : self.state.experts]
-        return row

@@ -62,6 +62,7 @@ class Learned:
         """Raises MiractlError without the native library."""
         self.admission = admission
         self.worth: Floats = np.zeros((layers, experts))
+        self._rows_of_worth = list(self.worth)
         window = window_for(slots, top)
         self.state = LearnerState(layers, experts, top, discount_for(slots, top), window=window)
         self._nearer = math.log(float(np.float32(self.state.discount)))
@@ -72,7 +73,8 @@ class Learned:
         self._sequences: tuple[int, ...] = (NOBODY,)
         self._rows: list[int] = []  # where their tokens are in the step
         self._prompts: list[_Prompt] = []
-        self._voters: list[Learner] = []  # whose scores make the worth
+        self._learners: tuple[Learner, ...] = ()  # of the step's sequences
+        self._voters: list[Learner] = []  # those of them whose scores make the worth
         self._step = 0
 
     def record(self, step: Routed) -> bool:
@@ -121,6 +123,7 @@ class Learned:
         self._tutor.wait()
         refreshed = any(prompt.ids for prompt in self._prompts)
         if refreshed:
+            self._voters = list(self._learners)
             for layer in range(len(self.worth)):
                 self._weigh(layer)
         self._step = step.step
@@ -137,7 +140,11 @@ class Learned:
             for s in known
             if len(s) > 1
         ]
-        self._voters = list(learners.values())
+        self._learners = tuple(learners.values())
+        ready = (
+            learners[s.sequence] for s in known if len(s) == 1 or learners[s.sequence].token >= 0
+        )
+        self._voters = list(ready)
         return refreshed
 
     def _stream(self, segment: Segment) -> Learner:
@@ -156,12 +163,12 @@ class Learned:
         Of several, the log-odds that any of them uses the expert. Layers are scored in turn, and
         what an older score foresees has come nearer since.
         """
-        row = self.worth[layer]
+        row = self._rows_of_worth[layer]
         nearer = (self._step + layer / len(self.worth)) * self._nearer
-        scores = [one.scores(layer) for one in self._voters if one.token >= 0]
-        if len(scores) == 1:
-            np.add(scores[0], nearer, out=row, dtype=np.float64)
-        elif scores:
+        if len(self._voters) == 1:
+            np.add(self._voters[0].rows[layer], nearer, out=row, dtype=np.float64)
+        elif self._voters:
+            scores = [one.rows[layer] for one in self._voters]
             absent = np.logaddexp(0, np.array(scores, np.float64)).sum(axis=0)  # -log(nobody)
             np.add(absent + np.log(-np.expm1(-absent)), nearer, out=row)
 
