@@ -225,3 +225,20 @@ def test_an_export_from_a_deleted_folder_names_the_file(
     monkeypatch.chdir(tmp_path)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: h.csv: the folder that this command runs in")
+
+
+def test_a_policy_that_is_none(miractl: Callable[..., Result]) -> None:
+    for command in ("serve", "verify"):
+        result = miractl(command, "--policy", "lurned")
+        assert result.exit_code == 2
+        assert "--policy: no policy 'lurned'" in result.stderr
+        assert "learned" in result.stderr.splitlines()[1]
+
+
+def test_the_help_names_every_policy(miractl: Callable[..., Result]) -> None:
+    from miractl.policy.registry import RUNNABLE
+
+    text = " ".join(help_of("serve")["serve"].split())
+    assert all(
+        f"{name}," in text or f"{name} with" in text for name in RUNNABLE if name != "random"
+    )
