@@ -201,16 +201,17 @@ def readings() -> str:
     return markdown(headers, rows)
 
 
+def divided(geometry: Geometry, ways: int) -> tuple[int, ...]:
+    """All slots in sets of so many ways for the first layers."""
+    return covering(len(geometry.moe_layers), slots(geometry) // ways, ways)
+
+
 def division_speeds(misses: Misses) -> dict[int, list[float]]:
     """Cores: tokens a second with M = 1 to 8 ways, N = floor(slots / M) layers covered."""
     g = shape("Mixtral-8x7B")
     return {
         cores: [
-            1
-            / run(
-                *("Mixtral-8x7B", REPEATS[1]),
-                *(covering(len(g.moe_layers), slots(g) // ways, ways), misses, Setup(g, cores)),
-            ).seconds
+            1 / run("Mixtral-8x7B", REPEATS[1], divided(g, ways), misses, Setup(g, cores)).seconds
             for ways in range(1, g.experts + 1)
         ]
         for cores in CORES
