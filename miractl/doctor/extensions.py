@@ -73,8 +73,8 @@ CHECKS = (
         category="software",
         severity="warning",
         run=_extensions,
-        about="transformers imports torchvision where it is installed; a build for another torch or "
-        "CUDA ends that import, and the start of `serve` with it. flash-attn, xformers and "
+        about="transformers imports torchvision where it is installed; a build for another torch "
+        "or CUDA ends that import, and the start of `serve` with it. flash-attn, xformers and "
         "torchaudio are in the way of those who ask for them. miractl needs none: attention is "
         "torch's own. Read from the packages' metadata; nothing is imported.",
         source="requirements and versions in the metadata of the installed packages",
