@@ -206,15 +206,17 @@ def divided(geometry: Geometry, ways: int) -> tuple[int, ...]:
     return covering(len(geometry.moe_layers), slots(geometry) // ways, ways)
 
 
-def division_speeds(misses: Misses) -> dict[int, list[float]]:
+def division_speeds(
+    misses: Misses, repeat: float = REPEATS[1], cores: tuple[int, ...] = CORES
+) -> dict[int, list[float]]:
     """Cores: tokens a second with M = 1 to 8 ways, N = floor(slots / M) layers covered."""
-    g = shape("Mixtral-8x7B")
+    g, name = shape("Mixtral-8x7B"), "Mixtral-8x7B"
     return {
-        cores: [
-            1 / run("Mixtral-8x7B", REPEATS[1], divided(g, ways), misses, Setup(g, cores)).seconds
+        count: [
+            1 / run(name, repeat, divided(g, ways), misses, Setup(g, count)).seconds
             for ways in range(1, g.experts + 1)
         ]
-        for cores in CORES
+        for count in cores
     }
 
 

@@ -241,7 +241,7 @@ def cost() -> str:
             dollars = [f"${1e6 * A10_HOUR / 3600 * each:.2f}" for each in simulated]
         rows.append(
             (
-                *(row.name, f"${a.cost}, ${b.cost}", f"{b.cost / a.cost:.2f}"),
+                *(row.name, f"${a.cost:.4f}, ${b.cost:.4f}", f"{b.cost / a.cost:.2f}"),
                 *(
                     f"{a.concurrency / b.concurrency:.2f}",
                     f"{b.p95 / b.concurrency / (a.p95 / a.concurrency):.2f}",

@@ -19,10 +19,15 @@ def test_the_document_is_what_the_script_prints(part: Callable[[], str]) -> None
     assert part() in DOCUMENT.read_text(encoding="utf-8"), "python -m bench.reproduce"
 
 
-def test_the_published_divisions_are_the_best() -> None:
-    found = collaborative.division_speeds(Misses.FILL)
-    for cores, ways in ((4, 4), (8, 5)):
-        assert found[cores].index(max(found[cores])) + 1 == ways
-    assert found[24][7] > 0.98 * max(found[24])
-    idle = collaborative.division_speeds(Misses.HOST)
-    assert {speeds.index(max(speeds)) + 1 for speeds in idle.values()} == {2}
+@pytest.mark.parametrize("repeat", collaborative.REPEATS)
+def test_the_published_divisions_are_the_best(repeat: float) -> None:
+    found = collaborative.division_speeds(Misses.FILL, repeat, (4, 8, 24))
+    best = {cores: speeds.index(max(speeds)) + 1 for cores, speeds in found.items()}
+    assert (best[4], best[8]) == (4, 5)
+    assert best[24] in (5, 6, 7)
+    assert found[24][7] > 0.97 * max(found[24])
+
+
+def test_an_idle_link_prefers_the_same_division_on_any_cores() -> None:
+    found = collaborative.division_speeds(Misses.HOST, cores=(1, 8, 24))
+    assert {speeds.index(max(speeds)) + 1 for speeds in found.values()} == {2}
