@@ -13,15 +13,8 @@ import click
 
 from miractl import paths
 from miractl.cli.options import log_options, parameter_options, profile_option, setting_option
-from miractl.cli.quantities import kv_option
 from miractl.errors import UsageError
 from miractl.output import Output
-from miractl.server.config import (
-    DEFAULT_CONCURRENCY,
-    LEAST_CONTEXT,
-    MOST_CONCURRENCY,
-    MOST_CONTEXT,
-)
 from miractl.server.signals import StopSignals, exit_now
 from miractl.units import TIB, format_bytes
 
@@ -40,21 +33,8 @@ MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
 @click.command()
 @click.argument("model", required=False)
 @profile_option
-@setting_option("host", "port", "device", "expert_memory")
-@click.option(
-    "--context",
-    type=click.IntRange(LEAST_CONTEXT, MOST_CONTEXT),
-    metavar="TOKENS",
-    help="Context window.",
-)
-@kv_option
-@click.option(
-    "--max-concurrency",
-    type=click.IntRange(1, MOST_CONCURRENCY),
-    default=DEFAULT_CONCURRENCY,
-    show_default=True,
-    help="Requests that generate at the same time; others wait.",
-)
+@setting_option("host", "port", "device", "expert_memory", "context", "kv_memory")
+@setting_option("max_concurrency")
 @log_options
 @parameter_options
 def command(
@@ -103,12 +83,7 @@ def command(
     out = _Lines() if log_format == "json" else Output()
     for name in idle:
         out.warn(f"{name} is set ({settings[name].origin}) and has no effect in this version")
-    if model is None and expert_memory is None:
-        expert_memory = DEMO_EXPERT_MEMORY
-        out.note(
-            f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
-            " the cache has something to do (--expert-memory 100% for all)"
-        )
+    expert_memory = expert_memory_for(model, expert_memory, out)
     request = request_from(
         settings,
         context=context,
@@ -161,6 +136,17 @@ def locate(model: str | None) -> tuple[Path, str]:
     if not (path / "config.json").is_file():
         raise UsageError(f"{model}: no model here, there is no config.json")
     return path, path.resolve().name
+
+
+def expert_memory_for(model: str | None, asked: str | None, out: Output) -> str | None:
+    """What is asked; a share, after a note, for the demo model where nothing is."""
+    if model is not None or asked is not None:
+        return asked
+    out.note(
+        f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
+        " the cache has something to do (--expert-memory 100% for all)"
+    )
+    return DEMO_EXPERT_MEMORY
 
 
 def check_device(device: str) -> None:
