@@ -49,9 +49,12 @@ class Model:
         for layer, blocks in zip(self.layers, places, strict=True):
             for expert, block in enumerate(blocks):
                 layer.put(expert, block)
-        self.x = rng.standard_normal((1, HIDDEN), np.float32)
-        self.weights = np.full((1, TOP), 1 / TOP, np.float32)
-        self.routes = [rng.permutation(EXPERTS)[None, :TOP].astype(np.int32) for _ in range(ROUTES)]
+        self.x = Span.of(rng.standard_normal((1, HIDDEN), np.float32))
+        self.weights = Span.of(np.full((1, TOP), 1 / TOP, np.float32))
+        self.parts = Span.of(np.empty((1, TOP, HIDDEN), np.float32))
+        self.y = Span.of(np.empty((1, HIDDEN), np.float32))
+        routes = (rng.permutation(EXPERTS)[:TOP].astype(np.int32) for _ in range(ROUTES))
+        self.routes = [Span.of(route) for route in routes]
         self.token_bytes = layers * TOP * self.record
 
     def decode(self, pool: Pool) -> float:
@@ -60,7 +63,8 @@ class Model:
         def token(step: int) -> float:
             start = time.perf_counter()
             for number, layer in enumerate(self.layers):
-                layer.run(self.x, self.routes[(step + number) % ROUTES], self.weights, pool)
+                route = self.routes[(step + number) % ROUTES]
+                layer.run_into(self.x, 1, route, TOP, self.weights, self.parts, self.y, pool)
             return time.perf_counter() - start
 
         return self.token_bytes / min(token(step) for step in range(STEPS))
