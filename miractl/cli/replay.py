@@ -12,6 +12,7 @@ from miractl import units
 from miractl.cli.options import json_option
 from miractl.errors import MiractlError, UsageError
 from miractl.output import Output, table
+from miractl.paths import DEMO_TRACE
 from miractl.suggest import nearest
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ WORST = 3
 
 
 @click.command()
-@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path())
+@click.argument("traces", metavar="[TRACE]...", nargs=-1, type=click.Path())
 @click.option(
     "--policy",
     "policies",
@@ -61,6 +62,9 @@ WORST = 3
 def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None:
     """Replay recorded routing under several cache policies, beside LRU, LFU and the optimum.
 
+    Without TRACE it is that of the demo model, which comes with miractl; others come from
+    miractl serve --record-trace.
+
     Caches start cold, learners empty; every expert that a token asks for counts. "Gap" is the share
     of the way from LRU to the best there can be with the policy's own freedoms: 0 is LRU, 1 is a
     cache that knows the future. Nothing is prefetched, so nothing is late or wasted.
@@ -72,6 +76,7 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
 
     \b
     Examples:
+      miractl replay
       miractl replay trace.npz
       miractl replay trace.npz --slots 25% --link 15.8GB/s --expert-size 13MB
       miractl replay a.npz b.npz --policy all --json
@@ -82,6 +87,7 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
     from miractl.telemetry.trace import read_trace
 
     names = [] if options["as_recorded"] else _names(options["policies"])
+    traces = traces or (str(DEMO_TRACE),)
     seconds = _parsed("--token-time", options["token_time"], units.parse_seconds)
     fetch = _fetch_seconds(options["link"], options["expert_size"])
     wanted = options["slots"] or (PICTURE_SHARES if output else SHARES)

@@ -82,17 +82,11 @@ class ExpertCache:
 
         Residents are looked up before anything is placed: `needed` then protects all of them.
         """
-        here: dict[ExpertKey, int] = {}
+        here = self.residency.residents(keys)
         coming: dict[ExpertKey, Ticket] = {}
-        absent = []
-        for key in keys:
-            if self.residency.has(key, Role.RESIDENT):
-                slot = self.residency.slot(key)
-                assert slot is not None
-                here[key] = slot
-            elif not self.residency.has(key, Role.STAGED):
-                absent.append(key)
-        for key in keys:
+        others = [key for key in keys if key not in here]
+        absent = [key for key in others if not self.residency.has(key, Role.STAGED)]
+        for key in others:
             if self.residency.has(key, Role.STAGED):
                 self._adopt(key, needed, here, coming, absent)
         if count:

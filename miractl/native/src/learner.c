@@ -127,7 +127,8 @@ static void tally(mira_learner *m, int32_t layer, const uint16_t *ids, const flo
 
 /* --- score and step --------------------------------------------------------------------------- */
 
-/* Mean over the given experts of what followed each. */
+/* Mean over the given experts of what followed each. Rows are taken as they lie in memory, four at
+ * a time, because a sum has to wait for each of its additions. */
 static void expect(const mira_learner *m, int32_t kind, int32_t layer, const uint16_t *from,
                    float *x)
 {
@@ -136,13 +137,18 @@ static void expect(const mira_learner *m, int32_t kind, int32_t layer, const uin
     for (int32_t i = 0; i < m->top; i++)
         shares[i] = 1.0f / m->top / totals[from[i]];
     memset(x, 0, m->lanes * sizeof *x);
-    for (int32_t e = 0; e < m->experts; e++) { /* by rows, as they lie in memory */
+    int32_t e = 0;
+    for (; e + 4 <= m->experts; e += 4) {
         const float *row = counts_of(m, kind, layer, e);
-        float sum = 0;
+        float sum[4] = {0};
         for (int32_t i = 0; i < m->top; i++)
-            sum += shares[i] * row[from[i]];
-        x[e] = sum;
+            for (int32_t j = 0; j < 4; j++)
+                sum[j] += shares[i] * row[j * m->lanes + from[i]];
+        memcpy(x + e, sum, sizeof sum);
     }
+    for (; e < m->experts; e++)
+        for (int32_t i = 0; i < m->top; i++)
+            x[e] += shares[i] * counts_of(m, kind, layer, e)[from[i]];
 }
 
 static void describe(mira_learner *m, int32_t layer, const uint16_t *ids)
