@@ -19,15 +19,8 @@ from miractl.cli.options import (
     profile_option,
     setting_option,
 )
-from miractl.cli.quantities import kv_option
 from miractl.errors import UsageError
 from miractl.output import Output
-from miractl.server.config import (
-    DEFAULT_CONCURRENCY,
-    LEAST_CONTEXT,
-    MOST_CONCURRENCY,
-    MOST_CONTEXT,
-)
 from miractl.server.signals import StopSignals, exit_now
 from miractl.units import TIB, format_bytes
 
@@ -46,21 +39,8 @@ MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
 @click.command()
 @click.argument("model", required=False)
 @profile_option
-@setting_option("host", "port", "device", "expert_memory")
-@click.option(
-    "--context",
-    type=click.IntRange(LEAST_CONTEXT, MOST_CONTEXT),
-    metavar="TOKENS",
-    help="Context window.",
-)
-@kv_option
-@click.option(
-    "--max-concurrency",
-    type=click.IntRange(1, MOST_CONCURRENCY),
-    default=DEFAULT_CONCURRENCY,
-    show_default=True,
-    help="Requests that generate at the same time; others wait.",
-)
+@setting_option("host", "port", "device", "expert_memory", "context", "kv_memory")
+@setting_option("max_concurrency")
 @policy_option
 @click.option(
     "--warm-heat",
@@ -128,12 +108,7 @@ def command(
     out = _Lines() if log_format == "json" else Output()
     for name in idle:
         out.warn(f"{name} is set ({settings[name].origin}) and has no effect in this version")
-    if model is None and expert_memory is None:
-        expert_memory = DEMO_EXPERT_MEMORY
-        out.note(
-            f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
-            " the cache has something to do (--expert-memory 100% for all)"
-        )
+    expert_memory = expert_memory_for(model, expert_memory, out)
     request = request_from(
         settings,
         context=context,
@@ -189,6 +164,17 @@ def locate(model: str | None) -> tuple[Path, str]:
     if not (path / "config.json").is_file():
         raise UsageError(f"{model}: no model here, there is no config.json")
     return path, path.resolve().name
+
+
+def expert_memory_for(model: str | None, asked: str | None, out: Output) -> str | None:
+    """What is asked; a share, after a note, for the demo model where nothing is."""
+    if model is not None or asked is not None:
+        return asked
+    out.note(
+        f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
+        " the cache has something to do (--expert-memory 100% for all)"
+    )
+    return DEMO_EXPERT_MEMORY
 
 
 def check_device(device: str) -> None:

@@ -8,7 +8,6 @@ with a fixed seed; the expert cache has a quarter of the experts.
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +32,7 @@ def write(engine: Engine, prompts: list[str]) -> None:
     """Let the model write, side by side where prompts have equal lengths."""
     ids = [engine.tokenizer(prompt)["input_ids"] for prompt in prompts]
     shortest = min(map(len, ids))
-    generate: Any = engine.model.generate  # its annotations make it a tensor
-    generate(
+    engine.model.generate(  # type: ignore[operator]
         torch.tensor([each[:shortest] for each in ids]),
         attention_mask=torch.ones(len(ids), shortest, dtype=torch.int64),
         max_new_tokens=TOKENS,

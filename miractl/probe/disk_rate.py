@@ -9,8 +9,11 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from miractl.probe.direct_file import DirectFile
 from miractl.probe.facts import DiskRate
 from miractl.units import GIB, MIB
 
@@ -23,35 +26,23 @@ MADE = 128 * MIB
 KEPT_FREE = 1 * GIB  # besides the file that is made
 
 
-def _open_direct(path: str) -> tuple[int, bool]:
-    """A handle past the page cache if the file system has that, and whether it has."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT), True
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, os.O_RDONLY), False
-
-
 def _read(path: str, temporary: bool) -> DiskRate:
-    handle, direct = _open_direct(path)
+    file = DirectFile(Path(path))
     try:
-        if not direct:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         # Anonymous maps begin at a page, as direct reads demand.
-        with mmap.mmap(-1, BLOCK) as block:
-            size, start = 0, time.perf_counter()
-            while size < AT_MOST and time.perf_counter() - start < SECONDS:
-                got = os.preadv(handle, [block], size)
-                size += got
-                if got < BLOCK:
-                    break
+        with mmap.mmap(-1, BLOCK) as block, memoryview(block) as view:
+            done, start = 0, time.perf_counter()
+            most = min(file.size, AT_MOST)
+            while done < most and time.perf_counter() - start < SECONDS:
+                step = min(BLOCK, most - done)
+                file.read_into([view[:step]], done)
+                done += step
             seconds = time.perf_counter() - start
     finally:
-        os.close(handle)
-    if size == 0 or seconds <= 0:
+        file.close()
+    if done == 0 or seconds <= 0:
         raise OSError(errno.EIO, "nothing could be read", path)
-    return DiskRate(size / seconds, size, direct, temporary)
+    return DiskRate(done / seconds, done, file.is_direct, temporary)
 
 
 def _largest(folder: Path) -> Path | None:
@@ -64,24 +55,37 @@ def _largest(folder: Path) -> Path | None:
     return Path(best) if best is not None and sizes[best] >= LARGE else None
 
 
-def _make_and_read(folder: Path) -> DiskRate:
-    room = os.statvfs(folder)
-    if room.f_frsize * room.f_bavail < MADE + KEPT_FREE:
-        raise OSError(errno.ENOSPC, "too little space for a file to measure with", str(folder))
-    noise = os.urandom(BLOCK)  # a disk that compresses would read zeros for nothing
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        for _ in range(MADE // BLOCK):
-            file.write(noise)
-        os.fsync(file.fileno())
-        return _read(f"/proc/self/fd/{file.fileno()}", temporary=True)
+@contextmanager
+def file_to_read(path: str, size: int) -> Iterator[tuple[str, bool]]:
+    """A path to measure by, and whether its file was made for it.
 
-
-def probe(path: str) -> DiskRate:
-    """The rate of a file's disk, or of a folder's. Raises OSError when it cannot be measured."""
+    The file `path` if it is large, else the largest in its folder, else one of `size` bytes that is
+    there only meanwhile. Raises OSError.
+    """
     place = Path(path)
     if place.is_file():
         if place.stat().st_size >= LARGE:
-            return _read(path, temporary=False)
+            yield path, False
+            return
         place = place.parent
-    found = _largest(place)
-    return _make_and_read(place) if found is None else _read(str(found), temporary=False)
+    if (found := _largest(place)) is not None:
+        yield str(found), False
+        return
+    room = os.statvfs(place)
+    if room.f_frsize * room.f_bavail < size + KEPT_FREE:
+        raise OSError(errno.ENOSPC, "too little space for a file to measure with", str(place))
+    noise = os.urandom(BLOCK)  # a disk that compresses would read zeros for nothing
+    with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+        for _ in range(size // BLOCK):
+            file.write(noise)
+        os.fsync(file.fileno())
+        yield f"/proc/self/fd/{file.fileno()}", True
+
+
+def probe(path: str) -> DiskRate:
+    """The rate of a file's disk, or of a folder's.
+
+    Raises OSError or MiractlError when it cannot be measured.
+    """
+    with file_to_read(path, MADE) as (found, temporary):
+        return _read(found, temporary)
