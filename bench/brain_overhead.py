@@ -72,7 +72,7 @@ def decide(shape: tuple[int, int, int], policy: str, tokens: int) -> np.ndarray:
             with cache.lock:
                 residency.record(Routed(layer, now, gates, segments, token))
             told = clock()
-            for _ in cache.serve(layer, np.unique(now).tolist()):
+            for _ in cache.serve(layer, sorted(set(now[0].tolist()))):
                 pass
             taken[token, layer] = told - start, clock() - told
         brain.eviction.tables()  # waits for the thread

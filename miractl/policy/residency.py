@@ -72,7 +72,8 @@ class Residency:
         self._residents: dict[ExpertKey, int] = {}  # and their slots, as in the other two
         self._staged: dict[ExpertKey, int] = {}
         self._transit: dict[ExpertKey, int] = {}
-        layers, _ = policy.worth.shape
+        layers, experts = policy.worth.shape
+        self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self._layers = [np.arange(at, layers, len(ways)) for at in range(len(ways))]  # of each set
         self._held = [0] * len(ways)
         self._resident = np.zeros(policy.worth.shape, bool)
@@ -92,6 +93,11 @@ class Residency:
             if key in members:
                 return members[key]
         return None
+
+    def keys(self, layer: int, experts: Iterable[int]) -> list[ExpertKey]:
+        """Names of experts of a layer, made once: a step needs many of them."""
+        names = self._keys[layer]
+        return [names[expert] for expert in experts]
 
     def residents(self, keys: Iterable[ExpertKey]) -> dict[ExpertKey, int]:
         """Those of these experts that are resident, with their slots."""
@@ -181,7 +187,7 @@ class Residency:
         layers = self._layers[index]
         if len(layers) > 1:
             layer = int(layers[self._least[layers].argmin()])
-        return self._least[layer], ExpertKey(layer, self._loser[layer])
+        return self._least[layer], self._keys[layer][self._loser[layer]]
 
     @contextmanager
     def _kept(self, layer: int, needed: Collection[ExpertKey]) -> Iterator[None]:

@@ -52,7 +52,7 @@ class ExpertCache:
         Hits come first, so that they are computed while the misses are on their way. A slot is
         good until the next item is asked for. Raises what a transfer raised.
         """
-        needed = {ExpertKey(layer, expert) for expert in experts}
+        needed = set(self.residency.keys(layer, experts))
         first = True
         while needed:
             asked = self._clock()
@@ -90,8 +90,10 @@ class ExpertCache:
             if self.residency.has(key, Role.STAGED):
                 self._adopt(key, needed, here, coming, absent)
         if count:
+            layer = keys[0].layer
+            hits, misses = self.counts.hits[layer], self.counts.misses[layer]
             for key in keys:
-                (self.counts.hits if key in here else self.counts.misses)[key] += 1
+                (hits if key in here else misses)[key.expert] += 1
         for key in absent:
             if (place := self._demand(key, needed)) is not None:
                 self._note(place)

@@ -109,3 +109,8 @@ def test_wrong_usage_is_one_line(
     result = miractl("replay", trace, *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
+
+
+def test_a_trace_that_is_not_there(tmp_path: Path, miractl: Miractl) -> None:
+    result = miractl("replay", str(tmp_path / "no.npz"))
+    assert (result.exit_code, "No such file" in result.stderr) == (2, True)
