@@ -123,7 +123,11 @@ def _inspect_packed(
             bytes_per_expert=manifest.record.nbytes,
             non_expert_bytes=_used_bytes(geometry, contents, {}, prefix),
             sizes_from="headers",
+            record=manifest.record,
         )
+        if manifest.record.quantized is not None:
+            stored = dataclasses.replace(geometry.format, name=manifest.kind)
+            geometry = dataclasses.replace(geometry, format=stored)
     return Inspection(
         folder,
         geometry,

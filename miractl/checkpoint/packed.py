@@ -5,6 +5,7 @@ docs/packed.md is normative. Nothing here reads weights, but for `wrong_hashes`.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 from miractl.checkpoint.encoding import StoredTensor
 from miractl.checkpoint.faults import Fault, FileFaultError
 from miractl.checkpoint.header import DTYPE_BYTES, TensorRange
-from miractl.native.layout import RECORD_ALIGNMENT, ExpertShape, Format
+from miractl.native import why_not
+from miractl.native.layout import RECORD_ALIGNMENT, Activation, ExpertShape, Format
 
 MANIFEST, RECORDS, DIGESTS = "manifest.json", "experts.bin", "experts.sha256"
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)  # version 1 does not tell the activation
 AS_IS = "as-is"
 KINDS = (AS_IS, "int8", "int4")
 DIGEST_BYTES = 32
@@ -53,11 +56,13 @@ class Quantized:
     """An expert in the layout of the CPU kernels, and how it lies in a slot of the model.
 
     `transposed`: the slot holds [in, out]; `interleaved`: its rows are gate 0, up 0, gate 1, ...
+    `computable`: the kernels know the activation, and `shape` has it; else only numbers come of it.
     """
 
-    shape: ExpertShape  # its bytes; the activation is told by the model's config
+    shape: ExpertShape
     transposed: bool
     interleaved: bool
+    computable: bool = False
 
     @property
     def first(self) -> str:
@@ -129,7 +134,17 @@ def record_to_json(record: Record) -> dict[str, Any]:
             **{name: getattr(shape, name) for name in ("hidden", "inner", "gated", "biased")},
             "transposed": record.quantized.transposed,
             "interleaved": record.quantized.interleaved,
+            "activation": _activation_to_json(shape) if record.quantized.computable else None,
         },
+    }
+
+
+def _activation_to_json(shape: ExpertShape) -> dict[str, Any]:
+    return {
+        "name": shape.activation.name.lower(),
+        "slope": shape.slope,
+        "limit": None if math.isinf(shape.limit) else shape.limit,
+        "shift": shape.shift,
     }
 
 
@@ -147,6 +162,19 @@ def _part_to_json(part: Part) -> dict[str, Any]:
     }
 
 
+def why_decoded(record: Record, device: str) -> str | None:
+    """Why codes become numbers on arrival on a device of this type; None if they are computed from.
+
+    Only for records in the kernels' layout.
+    """
+    assert record.quantized is not None
+    if device != "cpu":
+        return f"the kernels run on the CPU, not on {device}"
+    if not record.quantized.computable:
+        return "the manifest tells no activation that the kernels have"
+    return why_not()
+
+
 def is_packed(folder: Path) -> bool:
     """Whether a folder calls itself packed."""
     return (folder / MANIFEST).is_file()
@@ -157,11 +185,11 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data.get("format") != "miractl.packed" or data.get("version") != FORMAT:
+        if data.get("format") != "miractl.packed" or data.get("version") not in READABLE:
             told = f"{data.get('format')!r} of version {data.get('version')!r}"
-            raise FileFaultError(
-                "manifest", f"{path}: this miractl reads version {FORMAT}, got {told}", hint=_AGAIN
-            )
+            versions = " and ".join(map(str, READABLE))
+            text = f"{path}: this miractl reads versions {versions}, got {told}"
+            raise FileFaultError("manifest", text, hint=_AGAIN)
         manifest = Manifest(
             folder=folder,
             kind=str(data["kind"]),
@@ -205,14 +233,26 @@ def _record(file: Path, data: Mapping[str, Any]) -> Record:
     if "expert" not in data:
         return Record(nbytes, used, tuple(_part(file, part) for part in data["parts"]))
     expert = data["expert"]
+    told = expert.get("activation")
     shape = ExpertShape(
         Format(expert["format"], expert["group"]),
         *(expert["hidden"], expert["inner"]),
         gated=bool(expert["gated"]),
         biased=bool(expert["biased"]),
+        **({} if told is None else _activation(told)),
     )
-    flags = bool(expert["transposed"]), bool(expert["interleaved"])
+    flags = bool(expert["transposed"]), bool(expert["interleaved"]), told is not None
     return Record(nbytes, used, quantized=Quantized(shape, *flags))
+
+
+def _activation(data: Mapping[str, Any]) -> dict[str, Any]:
+    limit = data["limit"]
+    return {
+        "activation": Activation[data["name"].upper()],
+        "slope": float(data["slope"]),
+        "limit": math.inf if limit is None else float(limit),
+        "shift": float(data["shift"]),
+    }
 
 
 def _part(file: Path, data: Mapping[str, Any]) -> Part:

@@ -33,6 +33,7 @@ class Needs:
     request: PlanRequest
     dtype: str  # BF16, F16 or F32
     kv_bound: int = KV_MEMORY  # bytes for keys and values; one request gets what it needs
+    record: int | None = None  # bytes of an expert where it is computed from its record
 
     @property
     def element(self) -> int:
@@ -42,11 +43,13 @@ class Needs:
     @property
     def expert(self) -> int:
         """Bytes of one expert in a slot."""
-        return self.geometry.expert_bytes_as(self.dtype)
+        return self.record or self.geometry.expert_bytes_as(self.dtype)
 
     @property
     def parts(self) -> tuple[int, ...]:
         """Bytes of the tensors that one slot consists of: gate and up are one, biases follow."""
+        if self.record is not None:
+            return (self.record,)
         sizes = {n: math.prod(shape) for n, shape in self.geometry.expert_shapes.items()}
         for suffix in ("", "_bias"):
             gate = sizes.pop(f"gate_proj{suffix}", None)
@@ -136,6 +139,8 @@ class Needs:
 
     def transfers(self) -> Amount:
         """Buffers of experts being read: as stored, and decoded where that is another type."""
+        if self.record is not None:
+            return Amount(0, "records are read into their slots")
         stored = self.geometry.bytes_per_expert or self.expert
         each = max(self.parts) * stored // self.expert
         decoded = max(self.parts) if self.geometry.format.name != self.dtype else 0

@@ -93,7 +93,8 @@ def plan_for(
     memory is unknown. What does not fit is no error but a plan with a refusal.
     """
     needs = Needs(
-        geometry, request, request.dtype or ("F32" if machine.device == "cpu" else "BF16")
+        *(geometry, request, request.dtype or ("F32" if machine.device == "cpu" else "BF16")),
+        record=geometry.record_bytes(machine.device),
     )
     bound = request.kv_memory
     needs = replace(needs, kv_bound=kv_bound(needs, machine) if bound is None else bound)

@@ -139,6 +139,7 @@ class Software:
     nvml_module: str | None  # file behind `import pynvml`
     nvml_module_complete: bool | None  # it is NVIDIA's, not an impostor or a remnant
     variables: dict[str, str]  # environment, only names known to matter
+    kernels: str | None = None  # "" when the CPU kernels can be used, else why not; None: not asked
 
 
 @dataclass(frozen=True, slots=True)

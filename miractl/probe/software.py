@@ -106,4 +106,5 @@ def probe(machine: Machine) -> Software:
         nvml_module=module,
         nvml_module_complete=complete,
         variables=_variables(machine),
+        kernels=machine.kernels(),
     )

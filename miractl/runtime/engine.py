@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
+from miractl.native.kernels import Pool
 from miractl.plan.slots import SlotPlan
 from miractl.policy.eviction import HeatEviction
 from miractl.policy.residency import Residency
@@ -23,6 +24,7 @@ from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import heat_table, predictor_for
 from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
+from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
 from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
@@ -69,13 +71,18 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None,
         source: ExpertSource,
         plan: SlotPlan,
+        layout: SlotLayout,
         clock: "facts.Clock" = time.monotonic,
     ) -> None:
         self.options, self.outline, self.plan = options, outline, plan
         self.model, self.source = model, source
         self._tokenizer = tokenizer
         self.started, self._clock = clock(), clock
-        self.arena = SlotArena(plan.slots, outline.shapes, model.dtype, model.device)
+        self.layout = layout
+        self.arena = SlotArena(plan.slots, layout.shapes, layout.dtype, model.device)
+        threads = pick_threads(outline)
+        pool = Pool(threads) if layout.records is not None and threads > 1 else None
+        self.compute = compute_for(layout, self.arena, outline.experts, pool)
         layers, values = len(outline.layers), options.parameters
         self.heat = heat_table(outline, values, clock)
         policy = HeatEviction(self.heat, layers, outline.experts)
@@ -95,7 +102,7 @@ class Engine:
         if plan.staging_limit:
             predictor = predictor_for(model, outline, values["prediction_mode"])
             self.prefetcher = Prefetcher(self.cache, predictor, values["prediction_confidence"])
-        runs = LayerRuns(self.cache, self.arena, self.prefetcher)
+        runs = LayerRuns(self.cache, self.compute, self.prefetcher)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
 
@@ -106,14 +113,15 @@ class Engine:
         dtype = pick_dtype(options.dtype, device)
         inspect_folder(options.model_path).refuse()
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
-        plan = slots_for(options, outline, device, dtype)
+        layout = slot_layout(outline, device, dtype)
+        plan = slots_for(options, outline, layout, device, dtype)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         model = checkpoint.load_others(dtype, device, **options.model_options)
         if device.type == "cpu":
             torch.set_num_threads(pick_threads(outline))
         give_back()
-        return cls(options, outline, model, tokenizer, checkpoint.source, plan)
+        return cls(options, outline, model, tokenizer, checkpoint.source, plan, layout)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

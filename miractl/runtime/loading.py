@@ -53,6 +53,7 @@ class Outline:
     top_k: int
     shapes: Shapes  # of one expert's parameters
     quantization: Mapping[str, Any] | None  # the checkpoint's own description
+    manifest: Manifest | None  # of a packed folder
 
 
 def read_outline(folder: Path, experts_path: str | None = None) -> Outline:
@@ -88,6 +89,7 @@ def read_outline(folder: Path, experts_path: str | None = None) -> Outline:
         top_k=_top_k(config),
         shapes=shapes[0],
         quantization=quantization,
+        manifest=read_manifest(folder) if is_packed(folder) else None,
     )
 
 
@@ -99,13 +101,13 @@ class Checkpoint:
         self.folder, self.outline = folder, outline
         self.ranges = tensor_ranges(folder)
         tensors = stored_tensors(self.ranges, outline.quantization)
-        self.manifest = read_manifest(folder) if is_packed(folder) else None
+        manifest = outline.manifest
         paths = {part.file for tensor in tensors.values() for part in tensor.ranges}
-        self._files = CheckpointFiles(paths | ({folder / RECORDS} if self.manifest else set()))
+        self._files = CheckpointFiles(paths | ({folder / RECORDS} if manifest else set()))
         self.source: ExpertSource
-        if self.manifest is not None:
-            _refuse_other_experts(self.manifest, outline)
-            self.source, self._others = PackedSource(self.manifest, self._files), tensors
+        if manifest is not None:
+            _refuse_other_experts(manifest, outline)
+            self.source, self._others = PackedSource(manifest, self._files), tensors
             return
         experts = map_experts(outline.model, outline.config, tensors, list(outline.modules))
         self.source = CheckpointSource(self._files, experts.pieces)
@@ -128,7 +130,7 @@ class Checkpoint:
 
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
         """The stock model, all in memory, whose experts have the numbers that slots would get."""
-        if self.manifest is None:
+        if self.outline.manifest is None:
             loaded: Any = type(self.outline.model).from_pretrained(self.folder, dtype=dtype)
             stock: PreTrainedModel = loaded.eval()
             return stock

@@ -1,6 +1,7 @@
 """How an expert of a checkpoint becomes a record: copied as it is, or quantised for the kernels."""
 
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from miractl.native.layout import (
     MatrixShape,
 )
 from miractl.policy.keys import ExpertKey
+from miractl.runtime.activation import Formula, find_formula
 from miractl.runtime.decode import TORCH_DTYPES
 from miractl.runtime.hollow import BATCHED
 from miractl.runtime.loading import Outline
@@ -150,7 +152,7 @@ def _quantized(kind: str, outline: Outline) -> Quantized:
     known = {first, "down_proj"}
     biases = {f"{first}_bias", "down_proj_bias"}
     names, family = set(outline.shapes), outline.config.model_type
-    if names not in (known, known | biases) or getattr(module, "has_post_expert_norm", False):
+    if names not in (known, known | biases):
         raise MiractlError(
             f"the experts of {family} hold {', '.join(sorted(names))}: not what the kernels know",
             hint="pack them with --experts as-is",
@@ -164,8 +166,24 @@ def _quantized(kind: str, outline: Outline) -> Quantized:
             f"experts of {family} are {hidden} x {inner}: {kind} needs multiples of 32",
             hint="pack them with --experts as-is",
         )
-    shape = ExpertShape(Format(name, group), hidden, inner, gated=gated, biased=names != known)
-    return Quantized(shape, transposed, not getattr(module, "is_concatenated", True))
+    formula = _formula(outline, gated)
+    shape = ExpertShape(
+        *(Format(name, group), hidden, inner),
+        gated=gated,
+        biased=names != known,
+        **({} if formula is None else asdict(formula)),
+    )
+    interleaved = not getattr(module, "is_concatenated", True)
+    return Quantized(shape, transposed, interleaved, computable=formula is not None)
+
+
+def _formula(outline: Outline, gated: bool) -> Formula | None:
+    """What all experts of a model do between their matrices; None if the kernels do not do it."""
+    modules = [outline.model.get_submodule(name) for name in outline.modules]
+    if any(getattr(module, "has_post_expert_norm", False) for module in modules):
+        return None
+    formulas = {find_formula(module, is_gated=gated) for module in modules}
+    return formulas.pop() if len(formulas) == 1 else None
 
 
 class _Quantizing:

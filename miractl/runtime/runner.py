@@ -1,23 +1,22 @@
 """One layer's step: count the routing, bet on the next layer, compute this one."""
 
 import threading
-from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from miractl.runtime.arena import SlotArena
 from miractl.runtime.cache import ExpertCache
-from miractl.runtime.mixture import PART_BYTES, mix
+from miractl.runtime.compute import Compute
+from miractl.runtime.mixture import PART_BYTES
 from miractl.runtime.prefetch import Prefetcher
 
 
 class LayerRuns:
     """What every experts module of the model calls. One layer's step runs at a time."""
 
-    def __init__(self, cache: ExpertCache, arena: SlotArena, prefetcher: Prefetcher | None) -> None:
-        self.cache, self.arena, self.prefetcher = cache, arena, prefetcher
+    def __init__(self, cache: ExpertCache, compute: Compute, prefetcher: Prefetcher | None) -> None:
+        self.cache, self.compute, self.prefetcher = cache, compute, prefetcher
         self._one_at_a_time = threading.Lock()
 
     @torch.no_grad()
@@ -49,13 +48,9 @@ class LayerRuns:
         self._record(layer, ids)
         if self.prefetcher is not None:
             self.prefetcher.after_routing(layer, x, ids)
-        return mix(module, x, ids, scores, self._arrivals(layer, ids))
-
-    def _arrivals(
-        self, layer: int, ids: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
-        for expert, slot in self.cache.serve(layer, np.unique(ids).tolist()):
-            yield expert, self.arena[slot]
+        experts = sorted(set(ids.reshape(-1).tolist()))
+        groups = self.cache.serve(layer, experts)
+        return self.compute.mix(module, x, ids, scores, len(experts), groups)
 
     def _record(self, layer: int, ids: npt.NDArray[np.int64]) -> None:
         cache = self.cache

@@ -228,7 +228,7 @@ def _flip(path: Path, at: int) -> None:
         (lambda p: (p / RECORDS).unlink(), "experts.bin is missing"),
         (lambda p: (p / RECORDS).write_bytes(b"short"), "experts.bin has 5 bytes"),
         (lambda p: (p / "manifest.json").write_text("{"), "not a manifest"),
-        (lambda p: (p / "manifest.json").write_text('{"version": 9}'), "reads version 1"),
+        (lambda p: (p / "manifest.json").write_text('{"version": 9}'), "reads versions 1 and 2"),
         (lambda p: next(p.glob("rest-*")).unlink(), "rest-00001-of-00001.safetensors is missing"),
     ],
 )

@@ -87,7 +87,9 @@ class TinyEngine:
             version="0",
             profile="default",
             parameters={},
-            model=facts.ModelFacts("tiny", "qwen3_moe", (0, 1), 4, 2, 6144, "cpu", "float32"),
+            model=facts.ModelFacts(
+                "tiny", "qwen3_moe", (0, 1), 4, 2, 6144, "cpu", "float32", "float32", "torch", None
+            ),
             cache=facts.CacheFacts(24576, 4, 4, 24576, 10, 7, 3, 1, 0, 2, 0),
             prefetch=facts.PrefetchFacts(True, "lookahead", 5, 3, 1, 1, 0, 6144, 0, 2),
             transfer=facts.TransferFacts("disk", 18432, 0.01, 1e9),

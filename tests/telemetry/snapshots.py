@@ -26,7 +26,9 @@ BASE = Snapshot(
     version="0.1.0",
     profile="a10",
     parameters={"cache_threshold": 0.25, "prefetch": True},
-    model=ModelFacts("demo", "qwen3_moe", (0, 1, 2, 5), 16, 4, MIB, "cpu", "float32"),
+    model=ModelFacts(
+        "demo", "qwen3_moe", (0, 1, 2, 5), 16, 4, MIB, "cpu", "float32", "i8", "avx2", None
+    ),
     cache=CacheFacts(
         budget_bytes=20 * MIB,
         slots=20,
