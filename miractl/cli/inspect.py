@@ -37,8 +37,10 @@ def command(model: Path, verify_hashes: bool, as_json: bool) -> None:
       miractl inspect ./my-model --json
       miractl inspect ./packed --verify-hashes
     """
+    from miractl.checkpoint.gguf import refuse_gguf
     from miractl.checkpoint.inspection import inspect_folder
 
+    refuse_gguf(model)
     if not model.is_dir():
         raise UsageError(f"no model folder {str(model)!r}", hint="miractl inspect ./my-model")
     found = inspect_folder(model)

@@ -50,6 +50,9 @@ def command(model: Path, target: Path, kind: str, threads: int | None, as_json: 
       miractl pack ./Qwen3-30B-A3B -o ./packed
       miractl pack ./Qwen3-30B-A3B -o ./packed-int4 --experts int4
     """
+    from miractl.checkpoint.gguf import refuse_gguf
+
+    refuse_gguf(model)
     if not model.is_dir():
         raise UsageError(f"no model folder {str(model)!r}", hint="miractl pack ./my-model -o DIR")
     out = Output(json=as_json)

@@ -150,7 +150,10 @@ def locate(model: str | None) -> tuple[Path, str]:
                 hint="python -m miractl.demo.train, or: miractl serve FOLDER",
             )
         return paths.DEMO_MODEL, DEMO_ID
+    from miractl.checkpoint.gguf import refuse_gguf
+
     path = Path(model).expanduser()
+    refuse_gguf(path)
     if not path.exists():
         raise UsageError(
             f"no folder {model!r}; models are served from a folder, nothing is fetched by itself",

@@ -33,6 +33,9 @@ def command(model: Path | None, as_json: bool) -> None:
       miractl verify ./my-model --json
     """
     folder = model or DEMO_MODEL
+    from miractl.checkpoint.gguf import refuse_gguf
+
+    refuse_gguf(folder)
     if not folder.is_dir():
         raise MiractlError(f"no model folder {str(folder)!r}", hint="miractl verify ./my-model")
     out = Output(json=as_json)
