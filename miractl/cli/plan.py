@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miractl.cli.options import json_option, parameter_options, profile_option, setting_option
-from miractl.cli.quantities import RATE, SECONDS, SIZE, kv_option
+from miractl.cli.quantities import RATE, SECONDS, SIZE, dense_option, kv_option
 from miractl.errors import MiractlError, UsageError
 from miractl.output import Output
 from miractl.server.config import DEFAULT_CONCURRENCY, MOST_CONCURRENCY
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     help="Requests that generate at the same time, as serve's --max-concurrency.",
 )
 @kv_option
+@dense_option
 @click.option("--gpu-memory", type=SIZE, help="A GPU of this memory, 24GB, instead of this one.")
 @click.option("--host-memory", type=SIZE, help="Memory for this program, 64GB.")
 @click.option("--link", type=RATE, help="Rate of copies from host to GPU, 25GB/s.")
@@ -81,7 +82,12 @@ def command(
     loaded = load_profile(profile)
     settings = resolve_parameters(loaded, parameters)
     asked = {name: options[name] for name in ("context", "concurrency", "headroom", "kv_memory")}
-    request = request_from(settings, expert_memory=options["expert_memory"], **asked)
+    request = request_from(
+        settings,
+        expert_memory=options["expert_memory"],
+        dense=options["dense"] == "int8",
+        **asked,
+    )
     if options["p95"] is not None:
         request = replace(request, p95=options["p95"])
     if options["expert_size"] is not None or options["baseline"] is not None:

@@ -37,3 +37,14 @@ def kv_option(f: F) -> F:
         help="Most memory for keys and values; requests beyond it wait."
         "  [default: 1GiB, less where memory is short]",
     )(f)
+
+
+def dense_option(f: F) -> F:
+    """`--dense`, `as-is` or `int8`, as `dense`."""
+    return click.option(
+        "--dense",
+        type=click.Choice(("as-is", "int8")),
+        default="as-is",
+        show_default=True,
+        help="Attention and output head; int8, on a CPU, takes a quarter of float32.",
+    )(f)

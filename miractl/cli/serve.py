@@ -13,7 +13,7 @@ import click
 
 from miractl import paths
 from miractl.cli.options import log_options, parameter_options, profile_option, setting_option
-from miractl.cli.quantities import kv_option
+from miractl.cli.quantities import dense_option, kv_option
 from miractl.errors import UsageError
 from miractl.output import Output
 from miractl.server.config import (
@@ -48,6 +48,7 @@ MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
     help="Context window.",
 )
 @kv_option
+@dense_option
 @click.option(
     "--max-concurrency",
     type=click.IntRange(1, MOST_CONCURRENCY),
@@ -66,6 +67,7 @@ def command(
     expert_memory: str | None,
     context: int | None,
     kv_memory: int | None,
+    dense: str,
     max_concurrency: int,
     log_level: str,
     log_format: str,
@@ -115,12 +117,14 @@ def command(
         concurrency=max_concurrency,
         expert_memory=expert_memory,
         kv_memory=kv_memory,
+        dense=dense == "int8",
     )
     options = {
         "model_path": path,
         "model_id": model_id,
         "device": device,
         "expert_memory": expert_memory,
+        "dense": dense,
         "parameters": {name: setting.value for name, setting in settings.items()},
         "profile": loaded.name,
     }

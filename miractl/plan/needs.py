@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from miractl.checkpoint.blueprint import Role, Tensor
+from miractl.checkpoint.dense import HEAD, dense_shape
 from miractl.checkpoint.formats import ELEMENT_BYTES
 from miractl.checkpoint.geometry import Geometry
 from miractl.checkpoint.layers import FULL, SLIDING
@@ -80,8 +81,24 @@ class Needs:
 
     def weights(self) -> Amount:
         """Everything but the routed experts."""
-        count = self.geometry.non_expert_parameters
-        return Amount(count * self.element, f"{count:,} parameters × {self.element} B")
+        count, (dense, blocks) = self.geometry.non_expert_parameters, self.dense()
+        text = f"{count - dense:,} parameters × {self.element} B"
+        if blocks:
+            text += f" + {dense:,} as int8, {format_bytes(blocks)}"
+        return Amount((count - dense) * self.element + blocks, text)
+
+    def dense(self) -> tuple[int, int]:
+        """Parameters that become int8 blocks, and the bytes of these; a tied head's is one more."""
+        if not self.request.dense:
+            return 0, 0
+        g, count, size = self.geometry, 0, 0
+        for tensor in (*g.blueprint.of(Role.OTHER), *g.blueprint.of(Role.EMBEDDING)):
+            if (shape := dense_shape(tensor.name, tensor.shape)) is not None:
+                count += tensor.size * tensor.copies
+                size += shape.nbytes * tensor.copies
+        if g.tied and (head := dense_shape(HEAD, (g.vocabulary, g.hidden))) is not None:
+            size += head.nbytes
+        return count, size
 
     def kv_cache(self) -> KvCache | None:
         """The cache of those that share steps; None where requests run one at a time."""
@@ -171,7 +188,8 @@ class Needs:
         g = self.geometry
         table = 0 if g.tied else g.vocabulary * g.hidden  # of which a token reads one row
         experts = len(g.moe_layers) * g.top_k * g.parameters_per_expert
-        return (g.active_parameters - experts - table) * self.element
+        dense, blocks = self.dense()
+        return (g.active_parameters - experts - table - dense) * self.element + blocks
 
     def _others(self) -> list[Tensor]:
         blueprint = self.geometry.blueprint

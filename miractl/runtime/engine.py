@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
 from miractl.native.kernels import Pool
+from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
 from miractl.policy.eviction import HeatEviction
 from miractl.policy.residency import Residency
@@ -26,6 +27,7 @@ from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
 from miractl.runtime.counters import ExpertCounts
+from miractl.runtime.dense import DenseBlocks
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
@@ -56,6 +58,7 @@ class EngineOptions:
     dtype: str = "auto"
     expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
     slots: SlotPlan | None = None  # as planned; None: by `expert_memory`
+    dense: str = "as-is"  # "int8": attention and head by the CPU kernels
     with_tokenizer: bool = True
     model_options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained
 
@@ -72,6 +75,7 @@ class Engine:
         source: ExpertSource,
         plan: SlotPlan,
         layout: SlotLayout,
+        pool: Pool | None = None,
         clock: "facts.Clock" = time.monotonic,
     ) -> None:
         self.options, self.outline, self.plan = options, outline, plan
@@ -80,8 +84,6 @@ class Engine:
         self.started, self._clock = clock(), clock
         self.layout = layout
         self.arena = SlotArena(plan.slots, layout.shapes, layout.dtype, model.device)
-        threads = pick_threads(outline)
-        pool = Pool(threads) if layout.records is not None and threads > 1 else None
         self.compute = compute_for(layout, self.arena, outline.experts, pool)
         layers, values = len(outline.layers), options.parameters
         self.heat = heat_table(outline, values, clock)
@@ -111,17 +113,23 @@ class Engine:
         """Plan first, load after: what cannot run is refused before anything large is read."""
         device = pick_device(options.device)
         dtype = pick_dtype(options.dtype, device)
+        if options.dense == "int8":
+            refuse_dense(device.type)
         inspect_folder(options.model_path).refuse()
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         layout = slot_layout(outline, device, dtype)
         plan = slots_for(options, outline, layout, device, dtype)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
-        model = checkpoint.load_others(dtype, device, **options.model_options)
+        threads = pick_threads(outline) if device.type == "cpu" else 1
+        dense = options.dense == "int8"
+        pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
+        blocks = DenseBlocks(outline.model, pool) if dense else None
+        model = checkpoint.load_others(dtype, device, blocks, **options.model_options)
         if device.type == "cpu":
-            torch.set_num_threads(pick_threads(outline))
+            torch.set_num_threads(threads)
         give_back()
-        return cls(options, outline, model, tokenizer, checkpoint.source, plan, layout)
+        return cls(options, outline, model, tokenizer, checkpoint.source, plan, layout, pool)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -142,6 +150,13 @@ class Engine:
         """Stop the transfer threads and close the checkpoint's files."""
         self.cache.transfers.close()
         self.source.close()
+
+
+def refuse_dense(device: str) -> None:
+    """Raise MiractlError where linear layers cannot be int8: they are for the CPU kernels."""
+    reason = why_not() if device == "cpu" else f"the model runs on {device}"
+    if reason is not None:
+        raise MiractlError(f"--dense int8 is for the CPU kernels: {reason}", hint="--dense as-is")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -24,6 +24,7 @@ from miractl.checkpoint.shards import tensor_ranges
 from miractl.errors import MiractlError
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.arena import Shapes
+from miractl.runtime.dense import DenseBlocks
 from miractl.runtime.files import CheckpointFiles, LazyTensor
 from miractl.runtime.hollow import (
     expert_count,
@@ -120,13 +121,25 @@ class Checkpoint:
         return {name: part for name, part in self.ranges.items() if part in kept}
 
     def load_others(
-        self, dtype: torch.dtype, device: torch.device, **options: Any
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        dense: DenseBlocks | None = None,
+        **options: Any,
     ) -> PreTrainedModel:
-        """The model with everything but its experts. Raises MiractlError for missing weights."""
-        outline = self.outline
+        """The model with everything but its experts; of that, `dense` takes what becomes int8.
+
+        Raises MiractlError for missing weights.
+        """
+        outline, state = self.outline, self._lazy()
         classes = {type(outline.model.get_submodule(name)) for name in outline.modules}
+        if dense is not None:
+            state |= dense.lazy(self._files, self._others, dtype)
         with hollowed(classes):
-            return self._load(self._lazy(), dtype=dtype, device_map=device, **options)
+            model = self._load(state, dtype=dtype, device_map=device, **options)
+        if dense is not None:
+            dense.install(model)
+        return model
 
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
         """The stock model, all in memory, whose experts have the numbers that slots would get."""
