@@ -12,7 +12,7 @@ from miractl.checkpoint.config import ALIASES, ModelConfig
 from miractl.checkpoint.families import FAMILIES, ORIGINALS, REFUSED_KEYS, REFUSED_TYPES, Family
 from miractl.checkpoint.formats import ELEMENT_BYTES, Format, read_format
 from miractl.checkpoint.layers import CHUNKED, SLIDING
-from miractl.checkpoint.packed import Record, why_decoded
+from miractl.checkpoint.record import Record, why_decoded
 
 _WINDOWS = {SLIDING: "window", CHUNKED: "chunk"}  # type of layer: the key of what it sees
 _ROUTER = re.compile(r"(^|\.)(gate|router|router\.\w+|shared_expert_gate)\.weight$|A_log$")
@@ -56,6 +56,7 @@ class Geometry:
     non_expert_bytes: int | None
     sizes_from: str = "config"  # where the bytes come from: "config" or "headers"
     record: Record | None = None  # of a packed folder
+    dense: bool = False  # attention and head are packed as int8
 
     @property
     def layers(self) -> int:

@@ -35,6 +35,7 @@ class Needs:
     dtype: str  # BF16, F16 or F32
     kv_bound: int = KV_MEMORY  # bytes for keys and values; one request gets what it needs
     record: int | None = None  # bytes of an expert where it is computed from its record
+    kernels: bool = False  # whether it runs on a CPU that has the kernels
 
     @property
     def element(self) -> int:
@@ -89,7 +90,7 @@ class Needs:
 
     def dense(self) -> tuple[int, int]:
         """Parameters that become int8 blocks, and the bytes of these; a tied head's is one more."""
-        if not self.request.dense:
+        if not (self.request.dense or (self.geometry.dense and self.kernels)):
             return 0, 0
         g, count, size = self.geometry, 0, 0
         for tensor in (*g.blueprint.of(Role.OTHER), *g.blueprint.of(Role.EMBEDDING)):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from miractl.checkpoint.packed import Quantized, why_decoded
+from miractl.checkpoint.record import Quantized, why_decoded
 from miractl.native.kernels import Layer, Pool
 from miractl.native.library import isa
 from miractl.native.memory import Span

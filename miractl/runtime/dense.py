@@ -7,19 +7,20 @@ and the module is replaced afterwards. A tied head gets a block of its own; the 
 import threading
 from collections.abc import Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from miractl.checkpoint.dense import HEAD, dense_shape
 from miractl.checkpoint.encoding import StoredTensor
 from miractl.native.kernels import Matrix, Pool, quantize
-from miractl.native.memory import Span
+from miractl.native.layout import MatrixShape
+from miractl.native.memory import Span, aligned_empty
 from miractl.runtime.files import CheckpointFiles
-
-if TYPE_CHECKING:
-    from miractl.native.layout import MatrixShape
+from miractl.runtime.packed import unpacker
 
 
 class DenseLinear(torch.nn.Module):
@@ -45,17 +46,11 @@ class DenseLinear(torch.nn.Module):
 class DenseBlocks:
     """The int8 matrices of one model, while it is being loaded."""
 
-    def __init__(self, model: PreTrainedModel, pool: Pool | None) -> None:
-        """`model` is the stock one on the meta device."""
+    def __init__(self, shapes: Mapping[str, MatrixShape], pool: Pool | None) -> None:
+        """`shapes`: names of the weights, and what they become."""
         self._pool, self._lock = pool, threading.Lock()
         self._matrices: dict[str, Matrix] = {}
-        self.shapes: dict[str, MatrixShape] = {}  # name of the weight -> what it becomes
-        for name, module in model.named_modules():
-            weight = f"{name}.weight"
-            if type(module) is torch.nn.Linear:
-                shape = dense_shape(weight, tuple(module.weight.shape))
-                if shape is not None:
-                    self.shapes[weight] = shape
+        self.shapes = shapes
 
     def lazy(
         self, files: CheckpointFiles, tensors: Mapping[str, StoredTensor], dtype: torch.dtype
@@ -65,6 +60,14 @@ class DenseBlocks:
             name: _StandIn(self, name, files, tensors[name], dtype)
             for name in self.shapes.keys() & tensors.keys()
         }
+
+    def read(
+        self, files: CheckpointFiles, tensors: Mapping[str, StoredTensor], dtype: torch.dtype
+    ) -> dict[str, Any]:
+        """The same for blocks that are in the files already."""
+        for name in self.shapes:
+            self._matrices[name] = Matrix(read_block(files, tensors[name]), self.shapes[name])
+        return {name: _expanded(shape, dtype) for name, shape in self.shapes.items()}
 
     def add(self, name: str, weights: torch.Tensor) -> None:
         """Quantise weights [rows, columns]; threads may do so at once."""
@@ -104,5 +107,38 @@ class _StandIn:
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
         numbers = self._files.load(self._tensor)
         self._blocks.add(self._name, numbers)
-        # In the model's type: a conversion would give it memory.
-        return torch.zeros((), dtype=self._dtype).expand(numbers.shape)[index]
+        return _expanded(self._blocks.shapes[self._name], self._dtype)[index]
+
+
+class DecodedTensor:
+    """The numbers of a block, for a loader."""
+
+    def __init__(self, files: CheckpointFiles, tensor: StoredTensor, shape: MatrixShape) -> None:
+        self._files, self._tensor, self._shape = files, tensor, shape
+
+    def __getitem__(self, index: EllipsisType) -> torch.Tensor:
+        block = read_block(self._files, self._tensor)
+        return torch.from_numpy(unpacker()(block, self._shape))[index]
+
+
+def dense_shapes(model: PreTrainedModel) -> dict[str, MatrixShape]:
+    """Weights of a model that may become int8, by name, and what they become."""
+    found = {}
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear:
+            shape = dense_shape(f"{name}.weight", tuple(module.weight.shape))
+            if shape is not None:
+                found[f"{name}.weight"] = shape
+    return found
+
+
+def read_block(files: CheckpointFiles, tensor: StoredTensor) -> NDArray[np.uint8]:
+    """A block of a packed folder, aligned for the kernels. Raises MiractlError."""
+    block = aligned_empty(tensor.ranges[0].nbytes)
+    files.read_into(torch.from_numpy(block), tensor.ranges[0])
+    return block
+
+
+def _expanded(shape: MatrixShape, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in the model's type: a conversion would give them memory."""
+    return torch.zeros((), dtype=dtype).expand(shape.rows, shape.columns)

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
 from miractl.native.kernels import Pool
+from miractl.native.layout import MatrixShape
 from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
 from miractl.policy.eviction import HeatEviction
@@ -27,7 +29,7 @@ from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
 from miractl.runtime.counters import ExpertCounts
-from miractl.runtime.dense import DenseBlocks
+from miractl.runtime.dense import DenseBlocks, DenseLinear, dense_shapes
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
@@ -83,6 +85,8 @@ class Engine:
         self._tokenizer = tokenizer
         self.started, self._clock = clock(), clock
         self.layout = layout
+        int8 = any(isinstance(module, DenseLinear) for module in model.modules())
+        self.dense_format = "int8" if int8 else str(model.dtype).removeprefix("torch.")
         self.arena = SlotArena(plan.slots, layout.shapes, layout.dtype, model.device)
         self.compute = compute_for(layout, self.arena, outline.experts, pool)
         layers, values = len(outline.layers), options.parameters
@@ -122,9 +126,9 @@ class Engine:
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         threads = pick_threads(outline) if device.type == "cpu" else 1
-        dense = options.dense == "int8"
+        dense = _dense_shapes(options, outline, device)
         pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
-        blocks = DenseBlocks(outline.model, pool) if dense else None
+        blocks = DenseBlocks(dense, pool) if dense else None
         model = checkpoint.load_others(dtype, device, blocks, **options.model_options)
         if device.type == "cpu":
             torch.set_num_threads(threads)
@@ -150,6 +154,16 @@ class Engine:
         """Stop the transfer threads and close the checkpoint's files."""
         self.cache.transfers.close()
         self.source.close()
+
+
+def _dense_shapes(
+    options: EngineOptions, outline: Outline, device: torch.device
+) -> Mapping[str, MatrixShape]:
+    """The int8 matrices of a packed folder, or those that were asked for."""
+    if outline.manifest is not None and outline.manifest.dense:
+        usable = device.type == "cpu" and why_not() is None
+        return outline.manifest.dense if usable else {}
+    return dense_shapes(outline.model) if options.dense == "int8" else {}
 
 
 def refuse_dense(device: str) -> None:

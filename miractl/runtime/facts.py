@@ -99,6 +99,7 @@ def model_facts(engine: "Engine") -> ModelFacts:
         dtype=str(engine.model.dtype).removeprefix("torch."),
         expert_format=engine.layout.format,
         kernels=engine.compute.name,
+        dense_format=engine.dense_format,
         kernels_note=engine.layout.note,
     )
 

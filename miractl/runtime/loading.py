@@ -6,7 +6,7 @@ handed all other tensors, each read and decoded when it asks for it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from miractl.checkpoint.dense import HEAD
 from miractl.checkpoint.encoding import stored_tensors
 from miractl.checkpoint.header import TensorRange
 from miractl.checkpoint.packed import RECORDS, Manifest, is_packed, read_manifest
@@ -24,7 +25,7 @@ from miractl.checkpoint.shards import tensor_ranges
 from miractl.errors import MiractlError
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.arena import Shapes
-from miractl.runtime.dense import DenseBlocks
+from miractl.runtime.dense import DecodedTensor, DenseBlocks
 from miractl.runtime.files import CheckpointFiles, LazyTensor
 from miractl.runtime.hollow import (
     expert_count,
@@ -115,10 +116,26 @@ class Checkpoint:
         self._others = {n: t for n, t in tensors.items() if n not in experts.names}
 
     @property
+    def embedding(self) -> str:
+        """Name of the token embedding, which a tied head's block is made from."""
+        own = self.outline.model.get_input_embeddings()
+        names = (name for name, module in self.outline.model.named_modules() if module is own)
+        return f"{next(names)}.weight"
+
+    @property
     def other_ranges(self) -> dict[str, TensorRange]:
         """Everything but the experts, as the files name it: codes and scales by themselves."""
         kept = {part for tensor in self._others.values() for part in tensor.ranges}
         return {name: part for name, part in self.ranges.items() if part in kept}
+
+    def ranges_of(self, names: Iterable[str]) -> set[TensorRange]:
+        """Where the named tensors are, codes and scales; names that are not there are left out."""
+        own = (self._others[name] for name in names if name in self._others)
+        return {part for tensor in own for part in tensor.ranges}
+
+    def numbers(self, name: str) -> torch.Tensor:
+        """One tensor that is no expert's. Raises MiractlError, KeyError."""
+        return self._files.load(self._others[name])
 
     def load_others(
         self,
@@ -134,7 +151,9 @@ class Checkpoint:
         outline, state = self.outline, self._lazy()
         classes = {type(outline.model.get_submodule(name)) for name in outline.modules}
         if dense is not None:
-            state |= dense.lazy(self._files, self._others, dtype)
+            stored = outline.manifest is not None and outline.manifest.dense
+            take = dense.read if stored else dense.lazy
+            state |= take(self._files, self._others, dtype)
         with hollowed(classes):
             model = self._load(state, dtype=dtype, device_map=device, **options)
         if dense is not None:
@@ -155,7 +174,16 @@ class Checkpoint:
         return self._load({**self._lazy(), **experts}, dtype=dtype)
 
     def _lazy(self) -> dict[str, Any]:
-        return {name: LazyTensor(self._files, tensor) for name, tensor in self._others.items()}
+        """All tensors but the experts; int8 matrices as numbers, a tied head's left out."""
+        found: dict[str, Any] = {n: LazyTensor(self._files, t) for n, t in self._others.items()}
+        manifest = self.outline.manifest
+        for name, shape in (manifest.dense if manifest else {}).items():
+            tied = name.endswith(HEAD) and self.outline.config.tie_word_embeddings
+            if tied:
+                del found[name]
+            else:
+                found[name] = DecodedTensor(self._files, self._others[name], shape)
+        return found
 
     def _load(self, state: dict[str, Any], **options: Any) -> PreTrainedModel:
         loaded: Any = type(self.outline.model).from_pretrained(

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from miractl.checkpoint.packed import RECORDS, Manifest, Part, Quantized, Record
+from miractl.checkpoint.packed import RECORDS, Manifest
+from miractl.checkpoint.record import Part, Quantized, Record
 from miractl.native import available, dequantize, reference
 from miractl.native.layout import RECORD_ALIGNMENT, MatrixShape
 from miractl.native.memory import aligned_empty

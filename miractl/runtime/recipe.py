@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from miractl.checkpoint.encoding import StoredTensor
 from miractl.checkpoint.header import TensorRange
-from miractl.checkpoint.packed import AS_IS, RECORDS, Part, Quantized, Record
+from miractl.checkpoint.packed import AS_IS, RECORDS
+from miractl.checkpoint.record import Part, Quantized, Record
 from miractl.errors import MiractlError
 from miractl.native import available, quantize, reference
 from miractl.native.layout import (
@@ -204,9 +205,9 @@ class _Quantizing:
             (torch.cat(rows_in_slot(self._quantized, slot[first])), shape.gate_up),
             (down.T if self._quantized.transposed else down, shape.down),
         )
-        at = 0
+        what, at = f"expert {key.expert} of MoE layer {key.layer}", 0
         for weights, matrix in pairs:
-            block[at : at + matrix.nbytes] = _codes(key, weights, matrix)
+            block[at : at + matrix.nbytes] = codes(what, weights, matrix)
             at += matrix.nbytes
         if shape.biased:
             rows = torch.cat(rows_in_slot(self._quantized, slot[f"{first}_bias"]))
@@ -221,10 +222,9 @@ class _Quantizing:
         return slot
 
 
-def _codes(key: ExpertKey, weights: torch.Tensor, shape: MatrixShape) -> Bytes:
+def codes(what: str, weights: torch.Tensor, shape: MatrixShape) -> Bytes:
+    """The block of float32 weights. Raises MiractlError for weights that are not finite."""
     numbers = np.ascontiguousarray(weights.numpy())
     if not np.isfinite(numbers).all():
-        raise MiractlError(
-            f"expert {key.expert} of MoE layer {key.layer} has weights that are not finite"
-        )
+        raise MiractlError(f"{what} has weights that are not finite")
     return quantize(numbers, shape) if available() else reference.quantize(numbers, shape)

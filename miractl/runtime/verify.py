@@ -83,8 +83,8 @@ def verify(options: EngineOptions) -> Iterator[Case]:
     same: _Check = _Whole(prompt, expected, TOLERANCE)
     noticed = same
     run = functools.partial(_run, options, layout)
-    if layout.records is not None:
-        noticed = _Layers(recorded, LAYER_TOLERANCE[layout.format])
+    if layout.records is not None or (outline.manifest is not None and outline.manifest.dense):
+        noticed = _Layers(recorded, LAYER_TOLERANCE.get(layout.format, TOLERANCE))
         yield run("each layer on stock inputs", quarter, noticed)
         resident = _resident_answer(options, layout, layers * outline.experts, prompt)
         same = _Whole(prompt, resident, 0.0)

@@ -60,10 +60,11 @@ def model_lines(snapshot: Snapshot, backend: str, context: int, concurrency: int
 
 def experts_line(model: ModelFacts) -> str:
     """What computes experts, and from what; what to do about it where that is slow."""
+    rest = f"; attention and head: {model.dense_format}"
     if model.kernels != "torch":
-        return f"experts: {model.expert_format} records, computed as stored ({model.kernels})"
+        return f"experts: {model.expert_format} records, computed as stored ({model.kernels}){rest}"
     note = "" if model.kernels_note is None else f"; {model.kernels_note}"
-    return f"experts: {model.expert_format}, computed by torch{note}"
+    return f"experts: {model.expert_format}, computed by torch{rest}{note}"
 
 
 def plan_notes(plan: Plan) -> list[str]:

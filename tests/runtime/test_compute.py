@@ -42,7 +42,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miractl.checkpoint.packed.why_not", lambda: "no C compiler")
+    monkeypatch.setattr("miractl.checkpoint.record.why_not", lambda: "no C compiler")
 
 
 def logits(engine: Engine) -> torch.Tensor:

@@ -19,6 +19,8 @@ from miractl.plan.request import PlanRequest
 from miractl.probe.snapshot import take
 from miractl.runtime.dense import DenseLinear
 from miractl.runtime.engine import Engine
+from miractl.runtime.packing import pack
+from miractl.runtime.verify import verify
 from tests.runtime.models import make_model, options
 
 WIDE = {"hidden_size": 128, "head_dim": 32}
@@ -156,3 +158,68 @@ def test_plan_says_so(tmp_path: Path, miractl: Callable[..., Result]) -> None:
         line for line in json.loads(told.stdout)["ledgers"][0]["lines"] if line["name"] == "weights"
     ]
     assert "as int8" in weights[0]["formula"]
+
+
+def logits(folder: Path, dense: str = "as-is") -> torch.Tensor:
+    engine = load(folder, dense)
+    with torch.no_grad():
+        result: torch.Tensor = engine.model(torch.arange(4, 40)[None]).logits
+    engine.close()
+    return result
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_it_gives_the_bits_of_quantising_at_load(
+    tmp_path: Path, miractl: Callable[..., Result], tied: bool
+) -> None:
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    make_model(source, "Qwen3Moe", tie_word_embeddings=tied, **WIDE)
+    result = miractl("pack", str(source), "-o", str(packed), "--dense", "int8")
+    assert result.exit_code == 0, result.output
+    assert "attention and head as int8" in result.stdout
+    assert torch.equal(logits(packed), logits(source, "int8"))
+    found = miractl("inspect", str(packed), "--verify-hashes")
+    assert found.exit_code == 0, found.output
+    assert "lm_head" not in found.stdout
+    assert "every byte is what was packed" in found.stdout
+    engine = load(packed, "as-is")
+    geometry = inspect_folder(packed).geometry
+    assert geometry is not None
+    needs = plan_for(geometry, machine_for(take(), device="cpu"), PlanRequest()).needs
+    others = sum(p.numel() * 4 for p in engine.model.parameters())
+    blocks = sum(module._matrix.shape.nbytes for module in of_dense(engine).values())
+    engine.close()
+    assert needs.weights().bytes == others + blocks
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_and_without_the_kernels_the_blocks_become_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    make_model(tmp_path / "source", "Qwen3Moe", tie_word_embeddings=tied, **WIDE)
+    pack(tmp_path / "source", tmp_path / "packed", "as-is", dense="int8")
+    monkeypatch.setattr("miractl.runtime.engine.why_not", lambda: "no C compiler")
+    exact, engine = load(tmp_path / "source", "as-is"), load(tmp_path / "packed", "as-is")
+    assert of_dense(engine) == {}
+    for name in ("model.layers.1.self_attn.o_proj", "lm_head"):
+        given, got = (e.model.get_submodule(name).weight.detach() for e in (exact, engine))
+        error = float((got - given).norm() / given.norm())
+        assert 0 <= error < 0.01
+        assert (error == 0) == (tied and name == "lm_head")
+    exact.close()
+    engine.close()
+
+
+def test_the_proof_passes_with_both(tmp_path: Path) -> None:
+    make_model(tmp_path / "source", "Qwen3Moe", moe_intermediate_size=64, **WIDE)
+    pack(tmp_path / "source", tmp_path / "packed", "int4", dense="int8")
+    assert all(case.passed for case in verify(options(tmp_path / "packed", None)))
+
+
+def test_the_proof_passes_with_dense_alone(tmp_path: Path) -> None:
+    make_model(tmp_path / "source", "Qwen3Moe", **WIDE)
+    pack(tmp_path / "source", tmp_path / "packed", "as-is", dense="int8")
+    cases = list(verify(options(tmp_path / "packed", None)))
+    assert all(case.passed for case in cases)
+    assert cases[0].limit == 1e-5
+    assert cases[-1].difference > 0.01

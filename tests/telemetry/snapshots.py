@@ -27,7 +27,18 @@ BASE = Snapshot(
     profile="a10",
     parameters={"cache_threshold": 0.25, "prefetch": True},
     model=ModelFacts(
-        "demo", "qwen3_moe", (0, 1, 2, 5), 16, 4, MIB, "cpu", "float32", "i8", "avx2", None
+        "demo",
+        "qwen3_moe",
+        (0, 1, 2, 5),
+        16,
+        4,
+        MIB,
+        "cpu",
+        "float32",
+        "i8",
+        "avx2",
+        "float32",
+        None,
     ),
     cache=CacheFacts(
         budget_bytes=20 * MIB,
