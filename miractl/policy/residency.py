@@ -36,6 +36,8 @@ class Role(Enum):
     STAGED = "staged"
     TRANSIT = "transit"
 
+    __hash__ = object.__hash__  # Enum's own is slow Python, and this one is asked all the time
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
