@@ -1,4 +1,4 @@
-"""Quantities with their unit on the command line, and the options that size the service."""
+"""Quantities with their unit on the command line."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -29,11 +29,12 @@ RATE = UnitType("rate", units.parse_rate)
 SECONDS = UnitType("duration", units.parse_seconds)
 
 
-def kv_option(f: F) -> F:
-    """`--kv-memory`, bytes as `kv_memory`."""
+def dense_option(f: F) -> F:
+    """`--dense`, `as-is` or `int8`, as `dense`."""
     return click.option(
-        "--kv-memory",
-        type=SIZE,
-        help="Most memory for keys and values; requests beyond it wait."
-        "  [default: 1GiB, less where memory is short]",
+        "--dense",
+        type=click.Choice(("as-is", "int8")),
+        default="as-is",
+        show_default=True,
+        help="Attention and output head; int8, on a CPU, takes a quarter of float32.",
     )(f)

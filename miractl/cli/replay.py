@@ -12,6 +12,7 @@ from miractl import units
 from miractl.cli.options import json_option
 from miractl.errors import MiractlError, UsageError
 from miractl.output import Output, table
+from miractl.paths import DEMO_TRACE
 from miractl.suggest import nearest
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ WORST = 3
 
 
 @click.command()
-@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path())
+@click.argument("traces", metavar="[TRACE]...", nargs=-1, type=click.Path())
 @click.option(
     "--policy",
     "policies",
@@ -38,6 +39,11 @@ WORST = 3
     "--slots",
     metavar="SHARE,...",
     help=f"Slots: shares of the experts, or experts a layer.  [default: {SHARES}]",
+)
+@click.option(
+    "--as-recorded",
+    is_flag=True,
+    help="Take the steps as a server took them, through the runtime's own slot table.",
 )
 @click.option("--link", metavar="RATE", help="Rate of the link, 15.8GB/s; with --expert-size.")
 @click.option("--expert-size", metavar="SIZE", help="Bytes of an expert, 13MB; with --link.")
@@ -56,6 +62,9 @@ WORST = 3
 def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None:
     """Replay recorded routing under several cache policies, beside LRU, LFU and the optimum.
 
+    Without TRACE it is that of the demo model, which comes with miractl; others come from
+    miractl serve --record-trace.
+
     Caches start cold, learners empty; every expert that a token asks for counts. "Gap" is the share
     of the way from LRU to the best there can be with the policy's own freedoms: 0 is LRU, 1 is a
     cache that knows the future. Nothing is prefetched, so nothing is late or wasted.
@@ -67,19 +76,25 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
 
     \b
     Examples:
+      miractl replay
       miractl replay trace.npz
       miractl replay trace.npz --slots 25% --link 15.8GB/s --expert-size 13MB
       miractl replay a.npz b.npz --policy all --json
       miractl replay trace.npz -o hits.png
+      miractl replay trace.npz --as-recorded --policy learned,heat,lru
     """
     from miractl.simulate.study import compare, routing_of
     from miractl.telemetry.trace import read_trace
 
-    names = _names(options["policies"])
+    names = [] if options["as_recorded"] else _names(options["policies"])
+    traces = traces or (str(DEMO_TRACE),)
     seconds = _parsed("--token-time", options["token_time"], units.parse_seconds)
     fetch = _fetch_seconds(options["link"], options["expert_size"])
     wanted = options["slots"] or (PICTURE_SHARES if output else SHARES)
     out = Output(json=options["as_json"])
+    if options["as_recorded"]:
+        _replay_recorded(traces, output, options, seconds, wanted, out)
+        return
     results: list[tuple[Trace, Routing, list[list[Score]]]] = []
     for path in traces:
         trace = read_trace(Path(path))
@@ -98,8 +113,32 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
             _print(*result, fetch, out, "\n" if number else "")
 
 
+def _replay_recorded(
+    traces: tuple[str, ...],
+    output: str | None,
+    options: dict[str, Any],
+    seconds: float,
+    wanted: str,
+    out: Output,
+) -> None:
+    from miractl.cli.replay_recorded import replay_recorded
+    from miractl.simulate.study import routing_of
+    from miractl.telemetry.trace import read_trace
+
+    if output or options["as_csv"] or options["link"]:
+        raise UsageError("--as-recorded prints a table or JSON", hint="leave -o, --csv, --link out")
+    paths = [Path(path) for path in traces]
+    slots = [_slots(wanted, routing_of(read_trace(path))) for path in paths]
+    replay_recorded(
+        list(zip(paths, slots, strict=True)),
+        *(options["policies"], seconds, out),
+        json=options["as_json"],
+    )
+
+
 def _names(given: str | None) -> list[str]:
-    from miractl.simulate.study import BASE, BEST, POLICIES
+    from miractl.policy.registry import POLICIES
+    from miractl.simulate.study import BASE, BEST
 
     names = list(POLICIES) if given == "all" else given.split(",") if given else list(SHOWN)
     for name in names:
@@ -149,7 +188,7 @@ def _slots(text: str, routing: "Routing") -> list[int]:
 
 def _worst(routing: "Routing", trace: "Trace", scores: "list[Score]") -> list[tuple[int, float]]:
     """Layers where the default hits least, by the model's own index."""
-    from miractl.simulate.study import DEFAULT
+    from miractl.policy.registry import DEFAULT
 
     score = next((s for s in scores if s.policy == DEFAULT), scores[0])
     indices = trace.layer_indices or range(routing.layers)
@@ -164,7 +203,8 @@ def _print(
     out: Output,
     before: str,
 ) -> None:
-    from miractl.simulate.study import POLICIES, verdict
+    from miractl.policy.registry import POLICIES
+    from miractl.simulate.study import verdict
 
     out.data(
         before + out.style(f"{trace.name}{f' · {trace.model}' if trace.model else ''}", "bold")

@@ -3,6 +3,7 @@
 The arrays are numpy's, so that they can be looked at, saved and loaded.
 """
 
+import copy
 import ctypes
 import math
 from typing import Any
@@ -20,8 +21,9 @@ PSEUDO_ROWS = 4.0  # prior counts of each table, spread evenly
 START_WEIGHTS = (0.4, 0.4, 0.4, 0.3, 0.0, 0.0, 0.0, 0.0, -1.0)
 MOST_TOKENS_AHEAD = 1000
 
+SHARED = ("weights", "weight_sums", "bias", "bias_sums", "table", "table_sums", "counts", "totals")
 _ARRAYS = (
-    *("weights", "weight_sums", "bias", "bias_sums", "table", "table_sums", "counts", "totals"),
+    *SHARED,
     *("trails", "averages", "gate", "features", "ids", "starts", "scores", "scratch"),
 )
 
@@ -68,7 +70,6 @@ class LearnerState:
         self.discount, self.window = discount, window
         self.weight_rate, self.table_rate = weight_rate, table_rate
         self.lanes = lanes = -(-experts // 8) * 8
-        self.token = -1
         prior = top / experts
         self.weights = np.array(START_WEIGHTS, np.float32)
         self.weight_sums = np.full(FEATURES, 1e-3, np.float32)
@@ -78,14 +79,32 @@ class LearnerState:
         self.table_sums = np.ones_like(self.table)
         self.counts = np.full((COUNTS, layers, experts, lanes), PSEUDO_ROWS * prior, np.float32)
         self.totals = np.full((COUNTS, layers, lanes), PSEUDO_ROWS, np.float32)
+        self.scratch = np.zeros((2, lanes), np.float32)
+        self._begin()
+
+    def _begin(self) -> None:
+        """What describes the stream, as it is before the first token."""
+        layers, lanes, window = self.layers, self.lanes, self.window
+        self.token = -1
         self.trails = np.zeros((COUNTS, layers, lanes), np.float32)
-        self.averages = np.full((layers, AVERAGES, lanes), prior, np.float32)
+        self.averages = np.full((layers, AVERAGES, lanes), self.top / self.experts, np.float32)
         self.gate = np.zeros((layers, lanes), np.float32)
         self.features = np.zeros((window + 2, layers, FEATURES, lanes), np.float32)
-        self.ids = np.zeros((window + 2, layers, top), np.uint16)
+        self.ids = np.zeros((window + 2, layers, self.top), np.uint16)
         self.starts = np.zeros(window + 2, np.uint8)
         self.scores = np.zeros((layers, lanes), np.float32)
-        self.scratch = np.zeros((2, lanes), np.float32)
+
+    def beside(self) -> "LearnerState":
+        """The state of another stream that learns into the same tables."""
+        other = copy.copy(self)
+        other._begin()
+        return other
+
+    @property
+    def stream_bytes(self) -> int:
+        """What one more stream takes."""
+        own = (self.trails, self.averages, self.gate, self.features, self.ids, self.scores)
+        return sum(array.nbytes for array in own)
 
 
 class Learner:
@@ -100,6 +119,8 @@ class Learner:
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._learn = library().mira_learn
+        # Log-odds of a use soon, [experts] of each layer, as of its last token: not to be written.
+        self.rows: list[Floats] = list(state.scores[:, : state.experts])
 
     @property
     def address(self) -> int:
@@ -129,8 +150,3 @@ class Learner:
         chosen = np.ascontiguousarray(ids, dtype=np.uint16)
         gates = np.ascontiguousarray(probabilities, dtype=np.float32)
         self._learn(self.address, layer, starts, chosen.ctypes.data, gates.ctypes.data)
-
-    def scores(self, layer: int) -> Floats:
-        """Log-odds of a use soon, [experts], as of the layer's last token. A view: do not write."""
-        row: Floats = self.state.scores[layer, : self.state.experts]
-        return row

@@ -5,21 +5,28 @@ Slots are numbered 0 to n-1 and are all alike; what differs is the role that an 
 - resident: cached. A set of the set-associative cache holds at most `ways` residents; layer l
   belongs to set l mod N. One set a layer and one set for all are the two limits.
 - staged: brought ahead of need, on a bet. At most `staging_limit`.
-- transit: needed by the step under way but not worth a resident's place.
+- transit: needed by the step under way but not worth a resident's place, any more or at all.
 
 Invariants: residents <= sum of ways; staged + transit <= slots - sum of ways, the reserve; an
-expert has at most one slot and a slot at most one expert; whoever the step needs is never evicted.
+expert has at most one slot and a slot at most one expert; whoever the step needs keeps its slot
+until the step lets go of it.
 A reserve of 0 is for the cache that holds every expert; any other needs 1, or a step could starve.
-A promotion from staged to resident moves no bytes: the slot changes its role, not its contents.
+A change of role moves no bytes. A policy by which newcomers compete with everybody may find that
+somebody is worth less whom the step needs: he gives up his place and keeps his slot, in transit.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from miractl.policy.eviction import EvictionPolicy
+import numpy as np
+
+from miractl.native.replay import Admission
+from miractl.policy.eviction import HOT, Brain
 from miractl.policy.keys import ExpertKey
+from miractl.policy.routing import Routed
 
 
 class Role(Enum):
@@ -28,6 +35,8 @@ class Role(Enum):
     RESIDENT = "resident"
     STAGED = "staged"
     TRANSIT = "transit"
+
+    __hash__ = object.__hash__  # Enum's own is slow Python, and this one is asked all the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +49,19 @@ class Place:
 
 
 class _Room(NamedTuple):
-    """Whether a newcomer may become resident, and who was evicted for it."""
+    """Whether a newcomer may become resident, and who has to go for it."""
 
     granted: bool
     evicted: ExpertKey | None = None
 
 
+GRANTED, REFUSED = _Room(True), _Room(False)
+
+
 class Residency:
     """The slot table. Pure bookkeeping: moves no bytes, knows no threads."""
 
-    def __init__(
-        self, slots: int, ways: Sequence[int], staging_limit: int, policy: EvictionPolicy
-    ) -> None:
+    def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
         reserve = slots - sum(ways)
         if reserve < 0:
             raise ValueError(f"Got {slots = } but expected at least the {sum(ways)} residents")
@@ -61,85 +71,178 @@ class Residency:
         self.policy = policy
         self._reserve = reserve
         self._free = list(range(slots - 1, -1, -1))
-        self._slot: dict[ExpertKey, int] = {}
-        self._members: dict[Role, set[ExpertKey]] = {role: set() for role in Role}
-        self._sets: list[set[ExpertKey]] = [set() for _ in ways]  # residents by set
+        self._residents: dict[ExpertKey, int] = {}  # and their slots, as in the other two
+        self._staged: dict[ExpertKey, int] = {}
+        self._transit: dict[ExpertKey, int] = {}
+        layers, experts = policy.worth.shape
+        self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
+        self._layers = [np.arange(at, layers, len(ways)) for at in range(len(ways))]  # of each set
+        self._held = [0] * len(ways)
+        self._resident = np.zeros(policy.worth.shape, bool)
+        # Worth of the residents, infinite for others; and the least of each layer with whose it is:
+        # where somebody has to go, only these are looked at.
+        self._standing = np.full(policy.worth.shape, np.inf)
+        self._rows = list(self._standing)
+        self._least = np.full(layers, np.inf)
+        self._loser = [0] * layers
 
     def __len__(self) -> int:
-        return len(self._slot)
+        return len(self._residents) + len(self._staged) + len(self._transit)
 
     def slot(self, key: ExpertKey) -> int | None:
         """The slot that holds this expert in any role."""
-        return self._slot.get(key)
+        for members in (self._residents, self._staged, self._transit):
+            if key in members:
+                return members[key]
+        return None
+
+    def keys(self, layer: int, experts: Iterable[int]) -> list[ExpertKey]:
+        """Names of experts of a layer, made once: a step needs many of them."""
+        names = self._keys[layer]
+        return [names[expert] for expert in experts]
+
+    def residents(self, keys: Iterable[ExpertKey]) -> dict[ExpertKey, int]:
+        """Those of these experts that are resident, with their slots."""
+        found = self._residents
+        return {key: found[key] for key in keys if key in found}
 
     def has(self, key: ExpertKey, role: Role) -> bool:
         """Whether the expert has a slot in this role."""
-        return key in self._members[role]
+        return key in self._of(role)
 
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """All experts of one role."""
-        return frozenset(self._members[role])
+        return frozenset(self._of(role))
+
+    def record(self, step: Routed) -> None:
+        """Tell the policy of a layer's routing, before its experts are looked up."""
+        if self.policy.record(step):
+            np.copyto(self._standing, self.policy.worth, where=self._resident)
+            for layer in range(len(self._rows)):
+                self._rank(layer)
+        else:
+            layer = step.layer
+            np.copyto(self._rows[layer], self.policy.worth[layer], where=self._resident[layer])
+            self._rank(layer)
 
     def demand(self, key: ExpertKey, needed: Collection[ExpertKey]) -> Place | None:
         """A slot for an absent expert that the step needs; None if it has to wait for a wave.
 
-        `needed` are the experts of the step that may not be evicted.
+        `needed` are the experts of the step, all of the layer of `key`, that keep their slots.
         """
-        room = self._make_room(key, needed)
-        if room.granted:
-            return self._place(key, Role.RESIDENT, room.evicted)
-        if self._spare() > 0:
+        room = self._room(key, needed)
+        if self._spare() <= 0 and (not room.granted or room.evicted in needed):
+            return None
+        if not room.granted:
             return self._place(key, Role.TRANSIT)
-        return None
+        self._evict(room.evicted, needed)
+        return self._place(key, Role.RESIDENT, room.evicted)
 
     def stage(self, key: ExpertKey) -> Place | None:
         """A slot for a bet, or None: one spare slot always stays for a demand."""
-        if len(self._members[Role.STAGED]) >= self.staging_limit or self._spare() <= 1:
+        if len(self._staged) >= self.staging_limit or self._spare() <= 1:
             return None
         return self._place(key, Role.STAGED)
 
     def adopt(self, key: ExpertKey, needed: Collection[ExpertKey]) -> Place:
         """A staged expert is needed now: make it resident if it is worth it, else transit."""
-        room = self._make_room(key, needed)
+        room = self._room(key, needed)
+        self._evict(room.evicted, needed)
+        slot = self._staged.pop(key)
         role = Role.RESIDENT if room.granted else Role.TRANSIT
-        self._members[Role.STAGED].discard(key)
-        self._enter(key, role)
-        return Place(self._slot[key], role, room.evicted)
+        self._enter(key, slot, role)
+        return Place(slot, role, room.evicted)
 
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
-        self._free.append(self._slot.pop(key))
-        for members in self._members.values():
-            members.discard(key)
-        self._set_of(key).discard(key)
+        if key in self._residents:
+            self._free.append(self._leave(key))
+        else:
+            self._free.append((self._transit if key in self._transit else self._staged).pop(key))
 
-    def _set_of(self, key: ExpertKey) -> set[ExpertKey]:
-        return self._sets[key.layer % len(self._sets)]
+    def _of(self, role: Role) -> dict[ExpertKey, int]:
+        if role is Role.RESIDENT:
+            return self._residents
+        return self._staged if role is Role.STAGED else self._transit
 
     def _spare(self) -> int:
         """Free slots of the reserve: the room of absent residents is not lent to bets."""
-        return self._reserve - len(self._members[Role.STAGED]) - len(self._members[Role.TRANSIT])
+        return self._reserve - len(self._staged) - len(self._transit)
 
-    def _make_room(self, key: ExpertKey, needed: Collection[ExpertKey]) -> _Room:
-        members = self._set_of(key)
-        if len(members) < self.ways[key.layer % len(self._sets)]:
-            return _Room(True)
-        candidates = sorted(member for member in members if member not in needed)
-        if not candidates:
-            return _Room(False)
-        victim = self.policy.victim(candidates)
-        if not self.policy.admits(key, victim):
-            return _Room(False)
-        self.release(victim)
+    def _room(self, key: ExpertKey, needed: Collection[ExpertKey]) -> _Room:
+        """Whether a newcomer may become resident, and who has to go for it."""
+        layer, _ = key
+        index = layer % len(self.ways)
+        if self._held[index] < self.ways[index]:
+            return GRANTED
+        if self.policy.admission is Admission.WORTHIER:
+            worth, victim = self._least_of(index, layer)
+        else:
+            with self._kept(layer, needed):
+                worth, victim = self._least_of(index, layer)
+        if worth == np.inf or not self._admits(self.policy.worth[key], worth):
+            return REFUSED
         return _Room(True, victim)
+
+    def _least_of(self, index: int, layer: int) -> tuple[np.float64, ExpertKey]:
+        """The least worthy resident of a set, the first of equals; infinite if there is none."""
+        layers = self._layers[index]
+        if len(layers) > 1:
+            layer = int(layers[self._least[layers].argmin()])
+        return self._least[layer], self._keys[layer][self._loser[layer]]
+
+    @contextmanager
+    def _kept(self, layer: int, needed: Collection[ExpertKey]) -> Iterator[None]:
+        """For a while these experts of the layer cannot be given up."""
+        row = self._rows[layer]
+        experts = [key.expert for key in needed]
+        before = row[experts]
+        row[experts] = np.inf
+        self._rank(layer)
+        yield
+        row[experts] = before
+        self._rank(layer)
+
+    def _admits(self, newcomer: np.float64, victim: np.float64) -> bool:
+        admission = self.policy.admission
+        if admission is Admission.WORTHIER:
+            return bool(newcomer >= victim)
+        return admission is Admission.ALWAYS or bool(newcomer >= HOT or victim < HOT)
+
+    def _rank(self, layer: int) -> None:
+        """Find the least worthy resident of a layer."""
+        row = self._rows[layer]
+        loser = self._loser[layer] = int(row.argmin())
+        self._least[layer] = row[loser]
+
+    def _evict(self, victim: ExpertKey | None, needed: Collection[ExpertKey]) -> None:
+        """Take a resident's place; its slot too, unless the step needs it."""
+        if victim is None:
+            return
+        if victim in needed:
+            self._transit[victim] = self._leave(victim)
+        else:
+            self._free.append(self._leave(victim))
 
     def _place(self, key: ExpertKey, role: Role, evicted: ExpertKey | None = None) -> Place:
         slot = self._free.pop()
-        self._slot[key] = slot
-        self._enter(key, role)
+        self._enter(key, slot, role)
         return Place(slot, role, evicted)
 
-    def _enter(self, key: ExpertKey, role: Role) -> None:
-        self._members[role].add(key)
+    def _enter(self, key: ExpertKey, slot: int, role: Role) -> None:
+        self._of(role)[key] = slot
         if role is Role.RESIDENT:
-            self._set_of(key).add(key)
+            layer, expert = key
+            self._held[layer % len(self.ways)] += 1
+            self._resident[key] = True
+            self._rows[layer][expert] = self.policy.worth[key]
+            self._rank(layer)
+
+    def _leave(self, key: ExpertKey) -> int:
+        """A resident gives up its place; its slot."""
+        layer, expert = key
+        self._held[layer % len(self.ways)] -= 1
+        self._resident[key] = False
+        self._rows[layer][expert] = np.inf
+        self._rank(layer)
+        return self._residents.pop(key)

@@ -52,10 +52,25 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _requires(package: str) -> list[str]:
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        return requires(package) or []
+    except PackageNotFoundError:
+        return []
+
+
 def _module_file(module: str) -> str | None:
     # For a top-level name this finds the file and imports nothing.
     spec = importlib.util.find_spec(module)
     return None if spec is None else spec.origin
+
+
+def _kernels() -> str:
+    from miractl.native.library import why_not  # numpy and a self-test: only when asked
+
+    return why_not() or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +86,9 @@ class Machine:
     affinity: Callable[[], set[int]] = _affinity
     disk: Callable[[str], tuple[int, int]] = _disk  # total, free for this user
     version: Callable[[str], str | None] = _version
+    requires: Callable[[str], list[str]] = _requires
     module_file: Callable[[str], str | None] = _module_file
+    kernels: Callable[[], str] = _kernels  # why the CPU kernels cannot be used; "": they can
     nvml: Any = None  # a module like pynvml; None: the real one, in a child process
 
     def line(self, path: str) -> str | None:

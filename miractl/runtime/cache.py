@@ -46,13 +46,14 @@ class ExpertCache:
                 self.counters.issued += 1
                 self.counts.prefetched[key] += 1
 
-    def serve(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield (expert, slot) for each expert of the step, as soon as it can be computed.
+    def serve(self, layer: int, experts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+        """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
 
-        Hits come first, so that they are computed while the misses are on their way. A slot is
-        good until the next item is asked for. Raises what a transfer raised.
+        Hits come first, so that they are computed while the misses are on their way; then misses,
+        together what has arrived. A group's slots are good until the next one is asked for. Raises
+        what a transfer raised.
         """
-        needed = {ExpertKey(layer, expert) for expert in experts}
+        needed = set(self.residency.keys(layer, experts))
         first = True
         while needed:
             asked = self._clock()
@@ -62,18 +63,32 @@ class ExpertCache:
             first = False
             needed -= here.keys() | coming.keys()
             try:
-                for key, slot in here.items():
-                    yield key.expert, slot
-                for key, ticket in coming.items():
-                    self.transfers.wait(ticket)
-                    with self.lock:
-                        self.switches.add(max(0.0, ticket.finished_at - asked))
-                    yield key.expert, ticket.slot
+                if here:
+                    yield [(key.expert, slot) for key, slot in here.items()]
+                waiting = list(coming.values())
+                while waiting:
+                    arrived = self._arrived(waiting, asked)
+                    waiting = [ticket for ticket in waiting if ticket not in arrived]
+                    yield [(ticket.key.expert, ticket.slot) for ticket in arrived]
             except BaseException:  # the generator was closed, or a transfer failed
                 self._abandon(coming.values())
                 raise
             finally:
                 self._end_transit()
+
+    def _arrived(self, waiting: Sequence[Ticket], asked: float) -> list[Ticket]:
+        """At least one of `waiting`, and all whose bytes are there. Raises what a transfer raised.
+
+        `asked` is the time of the demand.
+        """
+        if not any(ticket.state is State.DONE for ticket in waiting):
+            self.transfers.wait(waiting[0])
+        arrived = [ticket for ticket in waiting if ticket.state is State.DONE]
+        for ticket in arrived:
+            self.transfers.wait(ticket)
+            with self.lock:
+                self.switches.add(max(0.0, ticket.finished_at - asked))
+        return arrived
 
     def _find(
         self, keys: Sequence[ExpertKey], needed: set[ExpertKey], count: bool
@@ -82,22 +97,18 @@ class ExpertCache:
 
         Residents are looked up before anything is placed: `needed` then protects all of them.
         """
-        here: dict[ExpertKey, int] = {}
+        here = self.residency.residents(keys)
         coming: dict[ExpertKey, Ticket] = {}
-        absent = []
-        for key in keys:
-            if self.residency.has(key, Role.RESIDENT):
-                slot = self.residency.slot(key)
-                assert slot is not None
-                here[key] = slot
-            elif not self.residency.has(key, Role.STAGED):
-                absent.append(key)
-        for key in keys:
+        others = [key for key in keys if key not in here]
+        absent = [key for key in others if not self.residency.has(key, Role.STAGED)]
+        for key in others:
             if self.residency.has(key, Role.STAGED):
                 self._adopt(key, needed, here, coming, absent)
         if count:
+            layer = keys[0].layer
+            hits, misses = self.counts.hits[layer], self.counts.misses[layer]
             for key in keys:
-                (self.counts.hits if key in here else self.counts.misses)[key] += 1
+                (hits if key in here else misses)[key.expert] += 1
         for key in absent:
             if (place := self._demand(key, needed)) is not None:
                 self._note(place)

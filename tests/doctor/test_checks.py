@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from machine_parts import CPU, SOFTWARE, card, driver, link, machine
+from machine_parts import CPU, CPU_TORCH, SOFTWARE, card, driver, link, machine
 from machines import A10, MACHINES
 
 from miractl.doctor.check import Check, Finding, Option, Remedy, Status, Subject, examine, ok
@@ -207,6 +207,46 @@ def test_binding(changes: dict[str, object], verdict: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("packages", "builds", "verdict", "said"),
+    [
+        ({}, {}, "skip", "none is installed of torchvision"),
+        ({"torchvision": "0.28.0"}, {"torchvision": "2.13.0"}, "ok", "built for torch 2.13.0"),
+        ({"torchvision": "0.28.0+cu130"}, {"torchvision": "2.13.0"}, "ok", "torchvision"),
+        ({"torchvision": "0.28.0+cu126"}, {"torchvision": "2.13.0"}, "warn", "with CUDA 12.6"),
+        ({"torchvision": "0.28.0+cpu"}, {"torchvision": "2.13.0"}, "warn", "with no CUDA"),
+        (
+            {"torchaudio": "2.8.0"},
+            {"torchaudio": "2.8.0"},
+            "warn",
+            "for torch 2.8.0; torch is 2.13",
+        ),
+        ({"flash-attn": "2.8.3"}, {}, "unknown", "flash-attn: not said for which torch"),
+        ({"flash-attn": "2.8.3+cu13torch2.13cxx11abiTRUE"}, {}, "ok", "flash-attn"),
+        ({"flash-attn": "2.8.3+cu12torch2.13cxx11abiTRUE"}, {}, "warn", "with CUDA 12"),
+        ({"flash-attn": "2.8.3+cu13torch2.1cxx11abiTRUE"}, {}, "warn", "for torch 2.1;"),
+    ],
+)
+def test_builds_for_another_torch(
+    packages: dict[str, str], builds: dict[str, str], verdict: str, said: str
+) -> None:
+    changed = replace(SOFTWARE, packages=SOFTWARE.packages | packages, torch_builds=builds)
+    found = find("py.extensions", machine(None, software=changed))
+    assert found.status == verdict
+    assert said in found.text
+
+
+def test_a_cpu_build_of_torch_wants_extensions_without_cuda() -> None:
+    def verdict(version: str) -> str:
+        packages = SOFTWARE.packages | {"torchvision": version}
+        builds = {"torchvision": "2.13.0"}
+        changes = {"packages": packages, "torch_builds": builds, "torch": CPU_TORCH}
+        examined = machine(None, software=replace(SOFTWARE, **changes))  # type: ignore[arg-type]
+        return str(find("py.extensions", examined).status)
+
+    assert (verdict("0.28.0+cpu"), verdict("0.28.0+cu130")) == ("ok", "warn")
+
+
+@pytest.mark.parametrize(
     ("value", "verdict"), [("1", "warn"), ("0", "ok"), ("", "ok"), (None, "ok")]
 )
 def test_variables_that_hurt(value: str | None, verdict: str) -> None:
@@ -246,3 +286,17 @@ def test_a_profile_for_another_gpu_names_the_better_one(
 )
 def test_health_of_a_server(answer: ServerAnswer, verdict: str) -> None:
     assert find("server.health", MACHINES["no-gpu"], server=answer).status == verdict
+
+
+@pytest.mark.parametrize(
+    ("kernels", "status", "says"),
+    [
+        ("", Status.OK, "pass their self-test"),
+        ("this miractl was built without its CPU kernels", Status.WARN, "built without"),
+        (None, Status.UNKNOWN, "was not asked"),
+    ],
+)
+def test_the_cpu_kernels(kernels: str | None, status: Status, says: str) -> None:
+    found = find("native.library", machine(None, software=replace(SOFTWARE, kernels=kernels)))
+    assert found.status is status
+    assert says in found.text
