@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from policies import DATA, read_all
 
-from miractl.native.predictor import Predictor, PredictorState
+from miractl.native.predictor import BINS, Predictor, PredictorState
 from miractl.native.replay import Routing
 from miractl.output import table
 from miractl.policy.prediction import MarkovTable
@@ -48,15 +48,16 @@ def main() -> None:
     if not traces:
         print(f"no traces in {folder}: nothing measured; --traces FOLDER names others")
         return
-    rows, sums = [], np.zeros((3, 20))
+    rows, sums = [], np.zeros((3, BINS))
     for name, routing in traces.items():
         state = PredictorState(routing.layers, routing.experts, routing.top)
         start = time.process_time()
-        found = Predictor(state).foresee(routing)
+        probabilities = Predictor(state).foresee(routing)
         seconds = time.process_time() - start
         k = routing.top
-        recalls = [float((found.ranks[:, 1:] < n).mean()) for n in (k, 3 * k // 2, 2 * k)]
-        bins = np.stack([found.predictions, found.expected, found.observed])
+        ranks = ranks_of(probabilities, routing)[:, 1:]
+        recalls = [float((ranks < n).mean()) for n in (k, 3 * k // 2, 2 * k)]
+        bins = sorted_in(probabilities, routing)
         sums += bins
         speed = f"{routing.ids.size / seconds / 1e6:.2f}"
         rows.append((name, markov_recall(routing), *recalls, off(bins), speed))
@@ -68,6 +69,24 @@ def main() -> None:
         f"mean recall at k: {reached:.3f}, at least {AIM} expected; off over all: {off(sums):.3f}"
     )
     sys.exit(0 if reached >= AIM and off(sums) <= MOST_OFF else 1)
+
+
+def ranks_of(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
+    """Places of the chosen experts, [tokens, layers, top]; the most probable is 0."""
+    ranks = np.empty(routing.ids.shape, np.int32)
+    for token, rows in enumerate(probabilities):
+        chosen = np.take_along_axis(rows, routing.ids[token].astype(np.int64), axis=1)
+        ranks[token] = (rows[:, None, :] > chosen[:, :, None]).sum(axis=2)
+    return ranks
+
+
+def sorted_in(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
+    """By probability, all layers but the first: predictions, their sum, and how many came true."""
+    chosen = np.zeros(probabilities.shape, bool)
+    np.put_along_axis(chosen, routing.ids.astype(np.int64), True, axis=2)
+    said, came = probabilities[:, 1:].ravel(), chosen[:, 1:].ravel()
+    bins = np.minimum((said * BINS).astype(int), BINS - 1)
+    return np.stack([np.bincount(bins, w, BINS) for w in (None, said, came)])
 
 
 def off(bins: np.ndarray) -> float:

@@ -4,7 +4,6 @@ The arrays are numpy's, so that they can be looked at, saved and loaded.
 """
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ _ARRAYS = (
 
 class _Predictor(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top")),
+        *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top", "ahead")),
         *((name, ctypes.c_float) for name in ("weight_rate", "table_rate")),
         ("token", ctypes.c_int64),
         ("begins", ctypes.c_int32),
@@ -44,13 +43,14 @@ class PredictorState:
         experts: int,
         top: int,
         *,
+        ahead: int = 1,
         weight_rate: float = WEIGHT_RATE,
         table_rate: float = TABLE_RATE,
     ) -> None:
         """Raises ValueError for sizes that make no model."""
-        if not (layers > 0 and 0 < top <= experts <= 1 << 16):
-            raise ValueError(f"Got {layers = }, {experts = }, {top = }")
-        self.layers, self.experts, self.top = layers, experts, top
+        if not (layers > 0 and 0 < top <= experts <= 1 << 16 and ahead > 0):
+            raise ValueError(f"Got {layers = }, {experts = }, {top = }, {ahead = }")
+        self.layers, self.experts, self.top, self.ahead = layers, experts, top, ahead
         self.weight_rate, self.table_rate = weight_rate, table_rate
         self.lanes = lanes = -(-experts // 8) * 8
         self.token, self.begins = -1, 0
@@ -69,21 +69,6 @@ class PredictorState:
         self.scratch = np.zeros((2, lanes), np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Foresight:
-    """How well a recording was predicted.
-
-    ranks [tokens, layers, top]: of the chosen among the experts of the layer, 0 the most probable.
-    For all layers but the first, by probability in 20 bins of equal width: how many predictions,
-    the sum of their probabilities, and how many came true.
-    """
-
-    ranks: NDArray[np.uint16]
-    predictions: NDArray[np.float64]
-    expected: NDArray[np.float64]
-    observed: NDArray[np.float64]
-
-
 class Predictor:
     """A predictor and its state. Not thread-safe: its owner holds the lock."""
 
@@ -91,22 +76,25 @@ class Predictor:
         """Raises MiractlError without the library."""
         self.state = state
         self._struct = _Predictor(
-            *(state.layers, state.experts, state.lanes, state.top),
+            *(state.layers, state.experts, state.lanes, state.top, state.ahead),
             *(state.weight_rate, state.table_rate, state.token, state.begins),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._library = library()
 
-    def predict(self, layer: int, starts: bool = False) -> Floats:
+    def begin(self, starts: bool = False) -> None:
+        """Begin a token; `starts` says that it begins a text."""
+        self._library.mira_begin(ctypes.addressof(self._struct), starts)
+
+    def predict(self, layer: int) -> Floats:
         """Probability of each expert of the layer, [experts], from what came before.
 
-        Layers come in order, each predicted and then confirmed; `starts` at layer 0 says that the
-        token begins a text.
+        Within a token layers come in order, each predicted and then confirmed.
         """
         state = self.state
         if not 0 <= layer < state.layers:
             raise ValueError(f"Got {layer = } but expected 0 to {state.layers - 1}")
-        self._library.mira_predict(ctypes.addressof(self._struct), layer, starts)
+        self._library.mira_predict(ctypes.addressof(self._struct), layer)
         scores = state.scores[layer, : state.experts]
         result: Floats = np.float32(1) / (np.float32(1) + np.exp(-scores))
         return result
@@ -119,17 +107,21 @@ class Predictor:
         chosen = np.ascontiguousarray(ids, dtype=np.uint16)
         self._library.mira_confirm(ctypes.addressof(self._struct), layer, chosen.ctypes.data)
 
-    def foresee(self, routing: Routing) -> Foresight:
-        """Predict and learn a whole recording. Raises ValueError for one of another model."""
+    def foresee(self, routing: Routing) -> Floats:
+        """Predict and learn a whole recording: probabilities [tokens, layers, experts].
+
+        Each as known `ahead` layers before; of the first `ahead` layers as the token began. Raises
+        ValueError for a recording of another model.
+        """
         state = self.state
         sizes = (state.layers, state.experts, state.top)
         if sizes != (routing.layers, routing.experts, routing.top):
             raise ValueError(f"Got a predictor of {sizes} layers, experts and k")
-        ranks = np.zeros(routing.ids.shape, np.uint16)
-        bins = np.zeros((3, BINS))
+        probabilities = np.zeros((routing.tokens, routing.layers, routing.experts), np.float32)
         recording = routing_struct(routing)
         self._library.mira_foresee(
-            *(ctypes.addressof(recording), ctypes.addressof(self._struct)),
-            *(ranks.ctypes.data, bins.ctypes.data),
+            ctypes.addressof(recording),
+            ctypes.addressof(self._struct),
+            probabilities.ctypes.data,
         )
-        return Foresight(ranks, *bins)
+        return probabilities
