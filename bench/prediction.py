@@ -5,7 +5,8 @@
 Traces as for bench/policies.py. Recall at n is the share of a layer's chosen experts that are among
 the n most probable, known as soon as the layer before has chosen; the first layer is left out.
 "Off" is the largest difference between predicted and observed frequency over bins of 0.05 with at
-least 1,000 predictions. `markov` is the plain table of the layer before.
+least 1,000 predictions: of the predictor, and of what the gate of bets makes of it by its record.
+`markov` is the plain table of the layer before. Fails if a figure is worse than its bound.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from policies import DATA, read_all
 
+from miractl.native.bets import Bets, BetsState, Moment
 from miractl.native.predictor import BINS, Predictor, PredictorState
 from miractl.native.replay import Routing
 from miractl.output import table
@@ -57,18 +59,19 @@ def main() -> None:
         k = routing.top
         ranks = ranks_of(probabilities, routing)[:, 1:]
         recalls = [float((ranks < n).mean()) for n in (k, 3 * k // 2, 2 * k)]
-        bins = sorted_in(probabilities, routing)
+        bins = sorted_in(calibrated(probabilities, routing), routing)
         sums += bins
+        offs = off(sorted_in(probabilities, routing)), off(bins)
         speed = f"{routing.ids.size / seconds / 1e6:.2f}"
-        rows.append((name, markov_recall(routing), *recalls, off(bins), speed))
-    shown = [(row[0], *(f"{value:.3f}" for value in row[1:6]), row[6]) for row in rows]
-    headers = ("trace", "markov at k", "at k", "at 1.5 k", "at 2 k", "off", "million/s")
+        rows.append((name, markov_recall(routing), *recalls, *offs, speed))
+    shown = [(row[0], *(f"{value:.3f}" for value in row[1:7]), row[7]) for row in rows]
+    headers = ("trace", "markov at k", "at k", "at 1.5 k", "at 2 k", "off", "gate off", "million/s")
     print(table(shown, headers))
     reached = float(np.mean([row[2] for row in rows]))
-    print(
-        f"mean recall at k: {reached:.3f}, at least {AIM} expected; off over all: {off(sums):.3f}"
-    )
-    sys.exit(0 if reached >= AIM and off(sums) <= MOST_OFF else 1)
+    worst = max(row[6] for row in rows)
+    print(f"mean recall at k: {reached:.3f}, at least {AIM} expected")
+    print(f"gate off: {worst:.3f} at most, {off(sums):.3f} over all; at most {MOST_OFF} expected")
+    sys.exit(0 if reached >= AIM and worst <= MOST_OFF else 1)
 
 
 def ranks_of(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
@@ -78,6 +81,23 @@ def ranks_of(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
         chosen = np.take_along_axis(rows, routing.ids[token].astype(np.int64), axis=1)
         ranks[token] = (rows[:, None, :] > chosen[:, :, None]).sum(axis=2)
     return ranks
+
+
+def calibrated(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
+    """The probabilities as the gate of bets believes them, learning as it goes."""
+    bets = Bets(BetsState(routing.layers, routing.experts, 1))
+    nobody = np.zeros(routing.experts, np.uint8)
+    wanted = np.zeros(routing.experts, np.uint8)
+    result = np.empty_like(probabilities)
+    for token, rows in enumerate(probabilities):
+        for layer, row in enumerate(rows):
+            at = Moment(layer, 0, elapsed=0.0, link=0.0, gate=1.0, transfer=1.0, compute=1.0)
+            bets.choose(at, row, nobody)
+            result[token, layer] = bets.state.sure
+            wanted[routing.ids[token, layer]] = 1
+            bets.judge(layer, wanted, fetch=True, transfer=1.0)
+            wanted[:] = 0
+    return result
 
 
 def sorted_in(probabilities: np.ndarray, routing: Routing) -> np.ndarray:

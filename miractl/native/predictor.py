@@ -3,8 +3,9 @@
 The arrays are numpy's, so that they can be looked at, saved and loaded.
 """
 
+import copy
 import ctypes
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ Floats = NDArray[np.float32]
 HINTS, SOURCES, BINS = 9, 4, 20  # as in brain.h
 WEIGHT_RATE, TABLE_RATE = 0.05, 0.07
 PSEUDO_ROWS = 4.0  # prior counts of each table, spread evenly
+FADED_SUMS = 3.0  # of AdaGrad, at most, when a table is to change again
 START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
 
 _ARRAYS = (
@@ -63,10 +65,27 @@ class PredictorState:
         self.counts = np.full(pairs, PSEUDO_ROWS * prior, np.float32)
         self.totals = np.full((layers, SOURCES, lanes), PSEUDO_ROWS, np.float32)
         self.averages = np.full((layers, SOURCES, lanes), prior, np.float32)
-        self.hints = np.zeros((layers, HINTS, lanes), np.float32)
-        self.scores = np.zeros((layers, lanes), np.float32)
-        self.ids = np.zeros((2, layers, top), np.uint16)
-        self.scratch = np.zeros((2, lanes), np.float32)
+        self._forget()
+
+    def branch(self, tokens: int) -> Self:
+        """The same knowledge, of so many `tokens`, for another text: what one learns, all know."""
+        other = copy.copy(self)
+        other.token = tokens - 1
+        other._forget()
+        return other
+
+    def fade(self) -> None:
+        """Halve what was counted, and let the learned numbers move again."""
+        prior = PSEUDO_ROWS * self.top / self.experts
+        self.counts -= (self.counts - prior) / 2
+        self.totals -= (self.totals - PSEUDO_ROWS) / 2
+        np.minimum(self.table_sums, FADED_SUMS, out=self.table_sums)
+
+    def _forget(self) -> None:
+        self.hints = np.zeros((self.layers, HINTS, self.lanes), np.float32)
+        self.scores = np.zeros((self.layers, self.lanes), np.float32)
+        self.ids = np.zeros((2, self.layers, self.top), np.uint16)
+        self.scratch = np.zeros((2, self.lanes), np.float32)
 
 
 class Predictor:
@@ -86,16 +105,19 @@ class Predictor:
         """Begin a token; `starts` says that it begins a text."""
         self._library.mira_begin(ctypes.addressof(self._struct), starts)
 
-    def predict(self, layer: int) -> Floats:
-        """Probability of each expert of the layer, [experts], from what came before.
+    def predict(self, layer: int) -> None:
+        """Rate the experts of the layer by what came before.
 
-        Within a token layers come in order, each predicted and then confirmed.
+        Within a token layers come in order, each predicted and then confirmed, and predicted up to
+        `ahead` layers before.
         """
-        state = self.state
-        if not 0 <= layer < state.layers:
-            raise ValueError(f"Got {layer = } but expected 0 to {state.layers - 1}")
+        if not 0 <= layer < self.state.layers:
+            raise ValueError(f"Got {layer = } but expected 0 to {self.state.layers - 1}")
         self._library.mira_predict(ctypes.addressof(self._struct), layer)
-        scores = state.scores[layer, : state.experts]
+
+    def probabilities(self, layer: int) -> Floats:
+        """Of each expert of a predicted layer, [experts]."""
+        scores = self.state.scores[layer, : self.state.experts]
         result: Floats = np.float32(1) / (np.float32(1) + np.exp(-scores))
         return result
 

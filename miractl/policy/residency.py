@@ -13,10 +13,14 @@ A reserve of 0 is for the cache that holds every expert; any other needs 1, or a
 A promotion from staged to resident moves no bytes: the slot changes its role, not its contents.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from miractl.policy.eviction import EvictionPolicy
 from miractl.policy.keys import ExpertKey
@@ -62,6 +66,7 @@ class Residency:
         self._reserve = reserve
         self._free = list(range(slots - 1, -1, -1))
         self._slot: dict[ExpertKey, int] = {}
+        self._present: dict[int, set[int]] = defaultdict(set)  # experts with a slot, by layer
         self._members: dict[Role, set[ExpertKey]] = {role: set() for role in Role}
         self._sets: list[set[ExpertKey]] = [set() for _ in ways]  # residents by set
 
@@ -75,6 +80,12 @@ class Residency:
     def has(self, key: ExpertKey, role: Role) -> bool:
         """Whether the expert has a slot in this role."""
         return key in self._members[role]
+
+    def present(self, layer: int, experts: int) -> npt.NDArray[np.uint8]:
+        """1 for the experts of a layer that have a slot in any role, [experts]."""
+        flags = np.zeros(experts, np.uint8)
+        flags[list(self._present[layer])] = 1
+        return flags
 
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """All experts of one role."""
@@ -109,6 +120,7 @@ class Residency:
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
         self._free.append(self._slot.pop(key))
+        self._present[key.layer].discard(key.expert)
         for members in self._members.values():
             members.discard(key)
         self._set_of(key).discard(key)
@@ -136,6 +148,7 @@ class Residency:
     def _place(self, key: ExpertKey, role: Role, evicted: ExpertKey | None = None) -> Place:
         slot = self._free.pop()
         self._slot[key] = slot
+        self._present[key.layer].add(key.expert)
         self._enter(key, role)
         return Place(slot, role, evicted)
 

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
+from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
 from miractl.policy.eviction import HeatEviction
 from miractl.policy.residency import Residency
@@ -92,9 +93,15 @@ class Engine:
             clock,
         )
         self.prefetcher: Prefetcher | None = None
-        if plan.staging_limit:
-            predictor = predictor_for(model, outline, values["prediction_mode"])
-            self.prefetcher = Prefetcher(self.cache, predictor, values["prediction_confidence"])
+        if plan.staging_limit and (reason := why_not()):
+            log.warning("nothing is prefetched: %s", reason)
+        elif plan.staging_limit:
+            self.prefetcher = Prefetcher(
+                *(self.cache, predictor_for(model, outline, values)),
+                confidence=values["prediction_confidence"],
+                horizon=values["prediction_horizon"],
+                clock=clock,
+            )
         runs = LayerRuns(self.cache, self.arena, self.prefetcher)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)

@@ -1,12 +1,14 @@
 """One layer's step: count the routing, bet on the next layer, compute this one."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from miractl.policy.routing import Routed, Segment
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.mixture import PART_BYTES, mix
@@ -19,6 +21,7 @@ class LayerRuns:
     def __init__(self, cache: ExpertCache, arena: SlotArena, prefetcher: Prefetcher | None) -> None:
         self.cache, self.arena, self.prefetcher = cache, arena, prefetcher
         self._one_at_a_time = threading.Lock()
+        self._position = 0
 
     @torch.no_grad()
     def run(
@@ -47,15 +50,26 @@ class LayerRuns:
         scores: torch.Tensor,
     ) -> torch.Tensor:
         self._record(layer, ids)
+        then = None
         if self.prefetcher is not None:
-            self.prefetcher.after_routing(layer, x, ids)
-        return mix(module, x, ids, scores, self._arrivals(layer, ids))
+            step = self._routed(layer, ids, scores)
+            self.prefetcher.settle(step)
+            then = partial(self.prefetcher.bet, step, x)
+        return mix(module, x, ids, scores, self._arrivals(layer, ids, then))
 
     def _arrivals(
-        self, layer: int, ids: npt.NDArray[np.int64]
+        self, layer: int, ids: npt.NDArray[np.int64], then: Callable[[], None] | None
     ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
-        for expert, slot in self.cache.serve(layer, np.unique(ids).tolist()):
+        for expert, slot in self.cache.serve(layer, np.unique(ids).tolist(), then):
             yield expert, self.arena[slot]
+
+    def _routed(self, layer: int, ids: npt.NDArray[np.int64], scores: torch.Tensor) -> Routed:
+        """The step as one sequence, which begins with every prompt."""
+        if layer == 0:
+            self._position = 0 if len(ids) > 1 else self._position + 1
+        segment = Segment(0, 0, len(ids), self._position)
+        gates = scores.float().cpu().numpy()
+        return Routed(layer, ids, gates, (segment,), self.cache.counters.steps)
 
     def _record(self, layer: int, ids: npt.NDArray[np.int64]) -> None:
         cache = self.cache

@@ -8,19 +8,21 @@ slot on purpose, and has to be noticed: a check that cannot fail proves nothing.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from miractl.errors import MiractlError
+from miractl.native.bets import Bets, Moment
 from miractl.policy.keys import ExpertKey
-from miractl.policy.prediction import Probabilities
+from miractl.policy.prediction import Predictor, Probabilities
+from miractl.policy.routing import Routed
 from miractl.runtime.arena import expert_nbytes
 from miractl.runtime.budget import this_machine
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
-from miractl.runtime.prefetch import Predictor
 from miractl.runtime.transfer import Mover
 from miractl.units import format_bytes
 
@@ -88,6 +90,7 @@ def _run(
             queue.mover = _NeighbourMover(queue.mover, outline.experts)
         if "wrong" in name and engine.prefetcher is not None:
             engine.prefetcher.predictor = _Contrary(engine.prefetcher.predictor)
+            engine.prefetcher.bets = _Reckless(engine.prefetcher.bets.state)
         answer = _answer(engine.model, prompt)
         facts = engine.snapshot()
     finally:
@@ -147,11 +150,26 @@ class _Contrary:
     def __init__(self, inner: Predictor) -> None:
         self._inner, self.mode = inner, inner.mode
 
-    def predict(
-        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]
-    ) -> Probabilities | None:
-        wanted = self._inner.predict(layer, x, ids)
+    def observe(self, step: Routed, hidden: torch.Tensor) -> None:
+        self._inner.observe(step, hidden)
+
+    def guess(self, ahead: int) -> Probabilities | None:
+        wanted = self._inner.guess(ahead)
         return None if wanted is None else wanted.max() - wanted
+
+    def fade(self) -> None:
+        self._inner.fade()
+
+
+class _Reckless(Bets):
+    """Bets on whoever is likeliest, whatever it costs."""
+
+    def choose(
+        self, at: Moment, guesses: npt.NDArray[Any], there: npt.NDArray[np.uint8]
+    ) -> list[int]:
+        order = np.argsort(-guesses, kind="stable")
+        chosen: list[int] = [e for e in order.tolist() if not there[e]][: at.room]
+        return chosen
 
 
 class _NeighbourMover:
