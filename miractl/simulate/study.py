@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from miractl.errors import UsageError
 from miractl.native.learner import Learner, LearnerState, discount_for, window_for
-from miractl.native.replay import Admission, Cache, Kind, Routing, Rule, replay
+from miractl.native.replay import Admission, Cache, Kind, Outcome, Routing, Rule, replay
 from miractl.telemetry.trace import Trace
 
 SMALLEST_GAP = 0.001  # below this there is nothing to share out
@@ -106,8 +106,10 @@ def slots_for(share: float, routing: Routing) -> int:
     return max(1, round(share * routing.experts))
 
 
-def hits(policy: Policy, routing: Routing, slots: int, token_seconds: float) -> tuple[Rates, float]:
-    """Hit rates of the layers, and how many experts a token came to stay."""
+def outcome_of(
+    policy: Policy, routing: Routing, slots: int, token_seconds: float, residents: bool = False
+) -> Outcome:
+    """The replay of one policy from a cold cache; with `residents`, who was there and when."""
     admission = Admission.WORTHIER if policy.bypass else Admission.ALWAYS
     learner = None
     if policy.kind is Kind.HEAT:
@@ -118,7 +120,12 @@ def hits(policy: Policy, routing: Routing, slots: int, token_seconds: float) -> 
         learner = Learner(LearnerState(*sizes, discount, window=window))
     ways = (slots * routing.layers,) if policy.pooled else (slots,) * routing.layers
     rule = Rule(policy.kind, token_seconds=token_seconds, learner=learner)
-    outcome = replay(routing, Cache(ways, policy.pooled, admission), rule)
+    return replay(routing, Cache(ways, policy.pooled, admission), rule, residents)
+
+
+def hits(policy: Policy, routing: Routing, slots: int, token_seconds: float) -> tuple[Rates, float]:
+    """Hit rates of the layers, and how many experts a token came to stay."""
+    outcome = outcome_of(policy, routing, slots, token_seconds)
     rates: Rates = outcome.hits.mean(axis=(0, 2))
     return rates, float(outcome.entered.sum()) / routing.tokens
 
