@@ -63,9 +63,9 @@ def test_json_says_the_same_and_more(trace: str, miractl: Miractl) -> None:
 def test_a_link_tells_what_prefetches_bring(trace: str, miractl: Miractl) -> None:
     link = ("--link", "10GB/s", "--expert-size", "10MB", "--layer-time", "2ms")
     lines = miractl("replay", trace, "--slots", "4", *link).stdout.splitlines()
-    assert "- an expert of 9.54 MiB takes 1.00 ms" in lines
+    assert "- an expert of 9.54 MiB takes 1 ms" in lines
     heads = [line for line in lines if line.startswith("POLICY")]
-    assert heads[1].split("  ")[:3] == ["POLICY", "HITS", " LATE"]
+    assert heads[1].split()[:3] == ["POLICY", "HITS", "LATE"]
     assert lines[-1].startswith("Prefetches ")
     facts = json.loads(miractl("replay", trace, "--slots", "4", *link, "--json").stdout)
     one = facts["traces"][0]
@@ -92,7 +92,7 @@ def test_the_picture(trace: str, tmp_path: Path, miractl: Miractl) -> None:
     result = miractl("replay", trace, "-o", str(target))
     assert result.exit_code == 0
     small = target.stat().st_size
-    link = ("--link", "10GB/s", "--expert-size", "10MB")
+    link = ("--link", "10GB/s", "--expert-size", "10MB", "--slots", "2,4")
     assert miractl("replay", trace, "-o", str(target), *link).exit_code == 0
     assert target.stat().st_size > small  # a second diagram, of times
     assert target.read_bytes().startswith(b"\x89PNG")
