@@ -87,16 +87,12 @@ def calibrated(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
     """The probabilities as the gate of bets believes them, learning as it goes."""
     bets = Bets(BetsState(routing.layers, routing.experts, 1))
     nobody = np.zeros(routing.experts, np.uint8)
-    wanted = np.zeros(routing.experts, np.uint8)
     result = np.empty_like(probabilities)
     for token, rows in enumerate(probabilities):
         for layer, row in enumerate(rows):
-            at = Moment(layer, 0, elapsed=0.0, link=0.0, gate=1.0, transfer=1.0, compute=1.0)
-            bets.choose(at, row, nobody)
+            bets.choose(Moment(layer=layer, ahead=1), row, nobody)
             result[token, layer] = bets.state.sure
-            wanted[routing.ids[token, layer]] = 1
-            bets.judge(layer, wanted, fetch=True, transfer=1.0)
-            wanted[:] = 0
+            bets.judge(layer, routing.ids[token, layer].tolist(), fetch=True, transfer=1.0)
     return result
 
 

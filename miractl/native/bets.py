@@ -4,6 +4,7 @@ Times are seconds. The arrays are numpy's, so that they can be looked at.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,17 +37,9 @@ class _Bets(ctypes.Structure):
     ]
 
 
-class _Moment(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("layer", "ahead", "class_", "room")),
-        *((name, ctypes.c_double) for name in ("elapsed", "link", "gate", "transfer")),
-        *((name, ctypes.c_double) for name in ("compute", "promised")),
-    ]
-
-
 class _Link(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_double) for name in ("transfer", "compute", "routed")),
+        *((name, ctypes.c_double) for name in ("transfer", "compute", "routed", "confidence")),
         ("horizon", ctypes.c_int32),
     ]
 
@@ -82,25 +75,34 @@ class BetsState:
         self.sure = np.zeros(experts)
 
 
-@dataclass(slots=True)
-class Moment:
+class Moment(ctypes.Structure):
     """What is known when bets are placed; times count from now.
 
-    The bets are for `layer`, `ahead` layers from the present one, and at most `room` of them. A
-    `transfer` time of 0 is not known yet: nothing is issued. `link` and `promised` are moved on by
-    what is issued.
+    The bets are for `layer`, `ahead` layers from the present one, by guesses of class `kind`, and
+    at most `room` of them; candidates are the likeliest experts whose share of all guesses is
+    `confidence`. `elapsed` counts from the beginning; `link`: until it is free; `gate`: until the
+    next layer is routed; `transfer`: of one expert, 0 is not known yet and nothing is issued;
+    `compute`: of one layer that waits for nothing; `promised`: at risk by what is on its way.
+    `link` and `promised` are moved on by what is issued.
     """
 
     layer: int
+    ahead: int
+    kind: int
     room: int
-    elapsed: float  # since the beginning
-    link: float  # until the link is free
-    gate: float  # until the next layer is routed
-    transfer: float  # of one expert
-    compute: float  # of one layer that waits for nothing
-    ahead: int = 1
-    kind: int = 0  # class of the guesses
-    promised: float = 0.0  # time at risk by what is on its way
+    elapsed: float
+    link: float
+    gate: float
+    transfer: float
+    compute: float
+    promised: float
+    confidence: float
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("layer", "ahead", "kind", "room")),
+        *((name, ctypes.c_double) for name in ("elapsed", "link", "gate", "transfer")),
+        *((name, ctypes.c_double) for name in ("compute", "promised", "confidence")),
+    )
 
 
 class Bets:
@@ -116,6 +118,11 @@ class Bets:
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._chosen = np.zeros(state.most, np.uint16)
+        self._guesses = np.zeros(state.experts, np.float32)
+        self._flags = np.zeros(state.experts, np.uint8)
+        buffers = self._guesses, self._flags, self._chosen
+        self._buffers = tuple(buffer.ctypes.data for buffer in buffers)
+        self._address = ctypes.addressof(self._struct)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("balance", "worth", "switches", "withheld"):
@@ -125,51 +132,45 @@ class Bets:
     @property
     def address(self) -> int:
         """Of the C structure; valid as long as the bets live."""
-        return ctypes.addressof(self._struct)
+        return self._address
 
     @property
     def off(self) -> bool:
         """Whether nothing is issued because proposals lose."""
         return bool(self._struct.off)
 
-    def choose(self, at: Moment, guesses: NDArray[Any], there: NDArray[np.uint8]) -> list[int]:
+    def choose(self, at: Moment, guesses: NDArray[Any], there: NDArray[Any]) -> list[int]:
         """Experts to bet on, likeliest first; moves `at` on.
 
         guesses [experts]: probabilities; there [experts]: 1 for those that need no bet. Raises
         ValueError for what does not belong to the model.
         """
         state = self.state
-        shape = (state.experts,)
-        if guesses.shape != shape or there.shape != shape or there.dtype != np.uint8:
-            raise ValueError(f"Got guesses {guesses.shape}, there {there.dtype} {there.shape}")
         if not (0 <= at.layer < state.layers and 0 <= at.kind < state.classes and at.ahead > 0):
-            raise ValueError(f"Got {at}")
-        moment = _Moment(
-            *(at.layer, at.ahead, at.kind, max(0, at.room), at.elapsed, at.link, at.gate),
-            *(at.transfer, at.compute, at.promised),
-        )
-        p = np.ascontiguousarray(guesses, dtype=np.float32)
-        count = self._library.mira_bets_choose(
-            *(self.address, ctypes.addressof(moment), p.ctypes.data),
-            *(np.ascontiguousarray(there).ctypes.data, self._chosen.ctypes.data),
-        )
-        at.link, at.promised = moment.link, moment.promised
-        found: list[int] = self._chosen[:count].tolist()
+            raise ValueError(f"Got {at.layer = }, {at.kind = }, {at.ahead = }")
+        if guesses.shape != (state.experts,) or there.shape != (state.experts,):
+            raise ValueError(f"Got guesses {guesses.shape}, there {there.shape}")
+        self._guesses[:], self._flags[:] = guesses, there
+        count = self._library.mira_bets_choose(self._address, ctypes.addressof(at), *self._buffers)
+        found: list[int] = self._chosen[:count].tolist() if count else []
         return found
 
-    def judge(self, layer: int, wanted: NDArray[np.uint8], fetch: bool, transfer: float) -> None:
-        """Learn from a routed layer: wanted [experts] is 1 for its experts.
+    def judge(self, layer: int, wanted: Sequence[int], fetch: bool, transfer: float) -> None:
+        """Learn from a routed layer and the experts that it wanted.
 
         `fetch`: some of them had to be brought. Raises ValueError for another model's.
         """
-        if wanted.shape != (self.state.experts,) or not 0 <= layer < self.state.layers:
-            raise ValueError(f"Got {layer = }, wanted {wanted.shape}")
-        flags = np.ascontiguousarray(wanted, dtype=np.uint8)
-        self._library.mira_bets_judge(self.address, layer, flags.ctypes.data, fetch, transfer)
+        if not 0 <= layer < self.state.layers or not all(
+            0 <= e < self.state.experts for e in wanted
+        ):
+            raise ValueError(f"Got {layer = }, {wanted = }")
+        self._flags[:] = 0
+        self._flags[list(wanted)] = 1
+        self._library.mira_bets_judge(self._address, layer, self._buffers[1], fetch, transfer)
 
     def account(self, gained: float, lost: float, transfer: float) -> None:
         """Enter time gained and lost into the ledger."""
-        self._library.mira_bets_account(self.address, gained, lost, transfer)
+        self._library.mira_bets_account(self._address, gained, lost, transfer)
 
     def calibrated(self, guess: float, kind: int = 0) -> float:
         """The probability that the record of a class makes of a guess."""
@@ -181,12 +182,14 @@ class Link:
     """One link and the layers beside it.
 
     A layer computes for `compute` seconds, `routed` of that before its experts are known; a missing
-    expert takes `transfer`. Bets are placed up to `horizon` layers ahead.
+    expert takes `transfer`. Bets are placed up to `horizon` layers ahead, on the likeliest experts
+    whose share of all guesses is `confidence`.
     """
 
     transfer: float
     compute: float
     routed: float = 0.4
+    confidence: float = 0.8
     horizon: int = 1
 
 
@@ -230,7 +233,7 @@ def run_timeline(
         raise ValueError(f"Got {link} with {bets.state.classes} classes")
     times, events = np.zeros(4), np.zeros(len(_EVENTS), np.int64)
     recording = routing_struct(routing)
-    layout = _Link(link.transfer, link.compute, link.routed, link.horizon)
+    layout = _Link(link.transfer, link.compute, link.routed, link.confidence, link.horizon)
     status = library().mira_timeline(
         *(ctypes.addressof(recording), outcome.hits.ctypes.data, outcome.resident.ctypes.data),
         *(np.ascontiguousarray(guesses).ctypes.data, ctypes.addressof(layout), bets.address),

@@ -1,7 +1,5 @@
 """What bets are told of time: how long a layer computes, and how long a transfer takes."""
 
-import numpy as np
-
 RATE = 0.05  # of the averages, a layer's step
 
 
@@ -12,7 +10,9 @@ class Pace:
     """
 
     def __init__(self, layers: int) -> None:
-        self._seconds = np.full((2, layers), np.nan)
+        self._seconds: dict[bool, list[float | None]] = {
+            prompt: [None] * layers for prompt in (False, True)
+        }
         self._last: tuple[int, float, float] | None = None
 
     def mark(self, layer: int, now: float, waited: float, prompt: bool) -> None:
@@ -20,12 +20,9 @@ class Pace:
         last, self._last = self._last, (layer, now, waited)
         if last is None or last[0] != layer - 1:
             return
-        seconds = max(0.0, now - last[1] - (waited - last[2]))
-        old = self._seconds[int(prompt), layer]
-        new = seconds if np.isnan(old) else old + RATE * (seconds - old)
-        self._seconds[int(prompt), layer] = new
+        seconds, old = max(0.0, now - last[1] - (waited - last[2])), self._seconds[prompt][layer]
+        self._seconds[prompt][layer] = seconds if old is None else old + RATE * (seconds - old)
 
     def until(self, layer: int, prompt: bool) -> float | None:
         """Seconds from the layer before to this one; None while that is not known."""
-        seconds = float(self._seconds[int(prompt), layer])
-        return None if np.isnan(seconds) else seconds
+        return self._seconds[prompt][layer]

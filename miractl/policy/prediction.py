@@ -50,18 +50,6 @@ def union(each: npt.NDArray[np.float64]) -> Probabilities:
     return result
 
 
-def confident(probabilities: Probabilities, confidence: float) -> Probabilities:
-    """The likeliest experts, until their share of the sum is `confidence`; the others are 0."""
-    if confidence >= 1:
-        return probabilities
-    order = np.argsort(-probabilities, kind="stable")
-    covered = np.cumsum(probabilities[order])
-    first_out = int(np.searchsorted(covered, confidence * covered[-1])) + 1
-    result = probabilities.copy()
-    result[order[first_out:]] = 0
-    return result
-
-
 class Popularity:
     """By how often each expert was used lately, whoever used it.
 

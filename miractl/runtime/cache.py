@@ -7,9 +7,6 @@ guards the slot table and the counters and is never held while bytes move or exp
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Place, Residency, Role
 from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
@@ -53,13 +50,13 @@ class ExpertCache:
         """How many bets may be placed, stale ones making way. The caller holds the lock."""
         return self.residency.staging_limit - len(self.tickets) + len(self._stale)
 
-    def drop_bets(self, layer: int, wanted: npt.NDArray[np.uint8]) -> None:
+    def drop_bets(self, layer: int, wanted: Collection[int]) -> None:
         """A layer is routed: bets on it that it has no use for end, or are stale if they had begun.
 
-        `wanted` [experts] is 1 for its experts. The caller holds the lock.
+        `wanted` are its experts. The caller holds the lock.
         """
         for key, ticket in list(self.tickets.items()):
-            if key.layer != layer or wanted[key.expert]:
+            if key.layer != layer or key.expert in wanted:
                 continue
             if self.transfers.cancel(ticket):
                 self._drop(key, ticket)

@@ -8,12 +8,10 @@ times as they are measured here: of a transfer by the queue, of the layers by th
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from miractl.native.bets import Bets, BetsState, Moment
 from miractl.policy.bets import Pace
 from miractl.policy.keys import ExpertKey
-from miractl.policy.prediction import Predictor, confident, is_prompt
+from miractl.policy.prediction import Predictor, is_prompt
 from miractl.policy.residency import Role
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
@@ -38,52 +36,50 @@ class Prefetcher:
         self.bets, self._pace = Bets(state), Pace(layers)
         self._cache, self._confidence, self._horizon = cache, confidence, horizon
         self._clock, self._began = clock, clock()
+        self._is_prompt = False
 
     def settle(self, step: Routed) -> None:
         """What became of the bets on this layer, before its experts are asked for."""
-        cache, queue = self._cache, self._cache.transfers
+        cache, queue, layer = self._cache, self._cache.transfers, step.layer
         now, transfer = self._clock(), queue.seconds_each
-        used = np.unique(step.ids).tolist()
-        wanted = np.zeros(self.bets.state.experts, np.uint8)
-        wanted[used] = 1
-        self._pace.mark(step.layer, now, queue.stats.waited_seconds, is_prompt(step))
+        used = set(step.ids.reshape(-1).tolist())
+        self._is_prompt = is_prompt(step)
+        self._pace.mark(layer, now, queue.stats.waited_seconds, self._is_prompt)
         gained = lost = 0.0
         with cache.lock:
-            residency = cache.residency
-            keys = [ExpertKey(step.layer, expert) for expert in used]
-            fetch = not all(residency.has(key, Role.RESIDENT) for key in keys)
+            resident = cache.residency.has
+            fetch = not all(resident(ExpertKey(layer, e), Role.RESIDENT) for e in used)
             for key, ticket in cache.tickets.items():
                 if ticket.state is State.QUEUED:
                     continue
-                if key.layer == step.layer and wanted[key.expert]:
+                if key.layer == layer and key.expert in used:
                     gained += min(transfer, (ticket.finished_at or now) - ticket.began_at)
                 elif ticket.state is State.RUNNING and fetch:
                     lost = max(lost, transfer - (now - ticket.began_at))
-            cache.drop_bets(step.layer, wanted)
+            cache.drop_bets(layer, used)
         if transfer:
-            self.bets.judge(step.layer, wanted, fetch, transfer)
+            self.bets.judge(layer, list(used), fetch, transfer)
             self.bets.account(gained, lost, transfer)
 
     def bet(self, step: Routed, hidden: Any) -> None:
         """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it."""
         self.predictor.observe(step, hidden)
-        layers, prompt = self.bets.state.layers, is_prompt(step)
+        layers, prompt = self.bets.state.layers, self._is_prompt
         compute = self._pace.until(step.layer + 1, prompt) if step.layer + 1 < layers else None
-        transfer = self._cache.transfers.seconds_each
         if compute is None:
             return
-        demands, bets = self._cache.transfers.pending
+        queue = self._cache.transfers
+        transfer, (demands, bets) = queue.seconds_each, queue.pending
         at = Moment(
-            layer=step.layer,
-            room=0,
             elapsed=self._clock() - self._began,
             link=(demands + bets) * transfer,
             gate=demands * transfer + compute,
             transfer=transfer,
             compute=compute,
+            confidence=self._confidence,
         )
         for ahead in range(1, self._horizon + 1):
-            # Who has to be looked for further ahead than that has time enough later.
+            # A transfer that takes less than the layers between can be begun later.
             if step.layer + ahead >= layers or (ahead > 1 and transfer < (ahead - 1) * compute):
                 return
             guess = self.predictor.guess(ahead)
@@ -93,6 +89,6 @@ class Prefetcher:
             at.kind = ahead - 1 + prompt * self._horizon
             with self._cache.lock:
                 there = self._cache.residency.present(at.layer, len(guess))
-                at.room = self._cache.room_for_bets()
-            chosen = self.bets.choose(at, confident(guess, self._confidence), there)
+                at.room = max(0, self._cache.room_for_bets())
+            chosen = self.bets.choose(at, guess, there)
             self._cache.bet(at.layer, [(expert, float(guess[expert])) for expert in chosen])

@@ -4,13 +4,14 @@ The oracle of its tests, and its description: read it beside miractl/native/src/
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from miractl.native.bets import BetsState, Moment
+from miractl.native.bets import BetsState, Floats, Moment
 from miractl.native.predictor import BINS
 
 Flags = npt.NDArray[np.uint8]  # [experts]
@@ -33,6 +34,15 @@ class Prospect:
 def within(p: float) -> float:
     """No guess is surer than LEAST, nor than 1 - LEAST."""
     return min(max(p, LEAST), 1 - LEAST)
+
+
+def _is_candidate(p: Floats, expert: int, confidence: float) -> bool:
+    """Whether it is among the likeliest whose share of all guesses is `confidence`."""
+    everybody = before = 0.0
+    for other in p.tolist():
+        everybody += other
+        before += other if other > p[expert] else 0.0
+    return before < confidence * everybody
 
 
 class ReferenceBets:
@@ -65,7 +75,7 @@ class ReferenceBets:
         while len(chosen) < min(max(0, at.room), s.most) and at.transfer > 0:
             expert = int(np.argmax(sure))
             chance = sure[expert]
-            if chance * at.transfer <= s.price * (1 - chance) * at.transfer:
+            if chance <= s.price * (1 - chance) or not _is_candidate(p, expert, at.confidence):
                 break
             found = self._look(at, link)
             cost = found.sure_cost + (1 - chance) * (found.vain_cost + s.price * at.transfer)
@@ -85,7 +95,7 @@ class ReferenceBets:
         at.link, at.promised = link, promised
         return chosen
 
-    def judge(self, layer: int, wanted: Flags, fetch: bool, transfer: float) -> None:
+    def judge(self, layer: int, wanted: Sequence[int], fetch: bool, transfer: float) -> None:
         """Learn from a routed layer."""
         s = self.state
         for kind in range(s.classes):
@@ -95,7 +105,7 @@ class ReferenceBets:
             if expert < 0 or transfer <= 0:
                 break
             value = -s.price - (float(s.risk[layer, at]) / transfer if fetch else 0)
-            if wanted[expert]:
+            if expert in wanted:
                 value = float(s.hidden[layer, at]) / transfer
             s.worth += WORTH_RATE * (value - s.worth)
             s.proposal[layer, at] = -1
@@ -109,12 +119,12 @@ class ReferenceBets:
         s.balance += gained - lost
         s.balance = min(s.balance, CREDIT * transfer)
 
-    def _judge_guesses(self, kind: int, layer: int, wanted: Flags) -> None:
+    def _judge_guesses(self, kind: int, layer: int, wanted: Sequence[int]) -> None:
         guesses = self.state.guess[kind, layer]
         for expert in np.flatnonzero(guesses >= 0).tolist():
             p = within(float(guesses[expert]))
             bins = self.state.bins[kind, :, int(p * BINS)]
-            bins += (1, p, wanted[expert])
+            bins += (1, p, expert in wanted)
             if bins[0] >= MOST_GUESSES:
                 bins *= 0.5
         guesses[:] = -1

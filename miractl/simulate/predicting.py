@@ -77,16 +77,16 @@ class ReferencePredictor:
         x = np.zeros(s.lanes, np.float32)
         for expert in source:
             share = F(1) / F(s.top) / s.totals[layer, number, expert]
-            x[: s.experts] += share * s.counts[layer, number, :, expert]
+            x += share * s.counts[layer, number, expert]
         return x
 
     @staticmethod
     def _count(totals: Floats, counts: Floats, expert: int, ids: Ids) -> None:
         totals[expert] += 1
-        counts[ids, expert] += 1
+        counts[expert, ids] += 1
         if totals[expert] >= MOST_COUNTS:
             totals[expert] *= F(0.5)
-            counts[:, expert] *= F(0.5)
+            counts[expert] *= F(0.5)
 
     def _learn(self, layer: int, ids: Ids) -> None:
         s = self.state

@@ -61,7 +61,7 @@ class Play:
         wanted = np.zeros(self.routing.experts, np.uint8)
         wanted[ids] = 1
         transfer = self.link.transfer
-        self.bets.judge(step % self.routing.layers, wanted, bool(missing), transfer)
+        self.bets.judge(step % self.routing.layers, ids, bool(missing), transfer)
         behind = max(0.0, self.free - self.now)
         needed, gained, ours = self._close(step, wanted, behind)
         for _ in missing - {bet.expert for bet in self.closed}:
@@ -127,6 +127,7 @@ class Play:
                 ahead=ahead,
                 kind=ahead - 1,
                 promised=promised,
+                confidence=link.confidence,
             )
             found = self.bets.choose(at, self.guesses[ahead - 1, target], there)
             pending, promised = at.link, at.promised

@@ -8,7 +8,7 @@ import pytest
 from miractl.policy.foresight import Foresight
 from miractl.policy.markov import MarkovTable
 from miractl.policy.position import HYBRID_TOKENS, Hybrid, PositionTable, place_of
-from miractl.policy.prediction import Popularity, Predictor, Shuffled, confident, union
+from miractl.policy.prediction import Popularity, Predictor, Shuffled, union
 from miractl.policy.resampling import SETTLED, Resampled
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.streams import MOST, Streams
@@ -206,16 +206,6 @@ def test_tables_are_sampled_anew_when_guesses_get_worse() -> None:
     for position in range(40):
         token(predictor, position, 2, 2, 2)
     assert inner.faded == 1
-
-
-@pytest.mark.parametrize(
-    ("confidence", "expected"), [(0.1, [2]), (0.5, [2]), (0.6, [2, 0]), (1.0, [2, 0, 3, 1])]
-)
-def test_the_likeliest_are_kept_up_to_the_confidence(
-    confidence: float, expected: list[int]
-) -> None:
-    kept = confident(np.array([0.3, 0.05, 0.55, 0.1]), confidence)
-    assert np.flatnonzero(kept).tolist() == sorted(expected)
 
 
 def test_a_union_is_not_used_only_if_nobody_uses_it() -> None:

@@ -56,6 +56,7 @@ def cases(draw: st.DrawFn, most_tokens: int) -> tuple[Routing, Outcome, np.ndarr
         transfer=draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 1.7, 2.0, 4.0, 10.0])),
         compute=draw(st.sampled_from([1.0, 0.25])),
         horizon=draw(st.integers(1, 3)),
+        confidence=draw(st.sampled_from([0.5, 0.8, 1.0])),
     )
     guesses = guesses_by(draw(st.sampled_from(PREDICTORS)), routing, link.horizon, seed)
     ways = draw(st.integers(0, experts))
@@ -143,17 +144,31 @@ def test_a_predictor_of_permuted_experts_turns_itself_off() -> None:
     assert issued["permuted"] < 0.1 * issued["own"]
 
 
+def moment(**changes: float) -> Moment:
+    """Layer 0 is next, nothing is under way, a transfer and a layer take 1 s."""
+    usual = {"ahead": 1, "room": 2, "gate": 1.0, "transfer": 1.0, "compute": 1.0, "confidence": 1.0}
+    return Moment(**{**usual, **changes})
+
+
+def test_candidates_are_the_likeliest_up_to_the_confidence() -> None:
+    guesses = np.array([0.3, 0.05, 0.55, 0.3], np.float32)
+    there = np.array([0, 0, 1, 0], np.uint8)
+    for confidence, expected in ((0.4, []), (0.5, [0, 3]), (1.0, [0, 3])):
+        bets = Bets(BetsState(1, 4, 4))
+        at = moment(room=4, transfer=0.25, confidence=confidence)
+        assert bets.choose(at, guesses, there) == expected
+
+
 def test_bets_that_lose_are_off_until_proposals_are_worth_it_again() -> None:
     bets = Bets(BetsState(1, 4, 2))
     there = np.zeros(4, np.uint8)
     guess = np.array([0.9, 0.0, 0.0, 0.0], np.float32)
-    wanted = {True: np.array([1, 0, 0, 0], np.uint8), False: np.array([0, 1, 0, 0], np.uint8)}
 
     def play_one(right: bool) -> int:
-        at = Moment(0, 2, elapsed=1e6, link=0.0, gate=1.0, transfer=4.0, compute=1.0)
+        at = moment(elapsed=1e6, transfer=4.0)
         issued = len(bets.choose(at, guess, there))
         bets.state.bins[:] = 0  # no calibration: the guess is believed for ever
-        bets.judge(0, wanted[right], fetch=True, transfer=4.0)
+        bets.judge(0, [0 if right else 1], fetch=True, transfer=4.0)
         return issued
 
     assert play_one(True) == 1
@@ -174,16 +189,16 @@ def test_guesses_become_probabilities() -> None:
     rng = np.random.default_rng(2)
     for _ in range(2000):
         guess = rng.random(20).astype(np.float32)
-        at = Moment(0, 0, elapsed=0.0, link=0.0, gate=1.0, transfer=1.0, compute=1.0)
-        bets.choose(at, guess, np.zeros(20, np.uint8))
-        bets.judge(0, (rng.random(20) < guess**2).astype(np.uint8), fetch=True, transfer=1.0)
+        bets.choose(moment(room=0), guess, np.zeros(20, np.uint8))
+        came = np.flatnonzero(rng.random(20) < guess**2).tolist()
+        bets.judge(0, came, fetch=True, transfer=1.0)
     for guess in (0.1, 0.3, 0.5, 0.7, 0.9):
         assert bets.calibrated(guess) == pytest.approx(guess**2, abs=0.05)
 
 
 def test_nothing_is_issued_before_the_transfer_time_is_known() -> None:
     bets = Bets(BetsState(1, 2, 2))
-    at = Moment(0, 2, elapsed=100.0, link=0.0, gate=1.0, transfer=0.0, compute=1.0)
+    at = moment(elapsed=100.0, transfer=0.0)
     assert bets.choose(at, np.ones(2, np.float32), np.zeros(2, np.uint8)) == []
 
 
@@ -191,14 +206,16 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="Got layers"):
         BetsState(1, 2, 0)
     bets = Bets(BetsState(2, 4, 2))
-    at = Moment(0, 2, elapsed=0.0, link=0.0, gate=1.0, transfer=1.0, compute=1.0)
+    at = moment()
     with pytest.raises(ValueError, match="Got guesses"):
         bets.choose(at, np.ones(3), np.zeros(4, np.uint8))
     at.layer = 2
-    with pytest.raises(ValueError, match="Got Moment"):
+    with pytest.raises(ValueError, match=r"Got at\.layer = 2"):
         bets.choose(at, np.ones(4), np.zeros(4, np.uint8))
     with pytest.raises(ValueError, match="Got layer = 2"):
-        bets.judge(2, np.zeros(4, np.uint8), False, 1.0)
+        bets.judge(2, [], False, 1.0)
+    with pytest.raises(ValueError, match="wanted = "):
+        bets.judge(0, [4], False, 1.0)
     routing = random_routing(0, 2, 2, 4, 2)
     outcome, link = cached(routing, 2), Link(1.0, 1.0)
     with pytest.raises(ValueError, match="Got guesses"):

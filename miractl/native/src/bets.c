@@ -116,6 +116,17 @@ static void take(mira_bets *b, const mira_moment *at, const float *p, const uint
         b->proposal[(size_t)at->layer * b->most + i] = -1;
 }
 
+/* Whether an expert is among the likeliest whose share of all guesses is `confidence`. */
+static int is_candidate(const mira_bets *b, const float *p, int32_t expert, double confidence)
+{
+    double all = 0, before = 0;
+    for (int32_t e = 0; e < b->experts; e++) {
+        all += p[e];
+        before += p[e] > p[expert] ? p[e] : 0;
+    }
+    return before < confidence * all;
+}
+
 int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const uint8_t *there,
                          uint16_t *chosen)
 {
@@ -126,7 +137,7 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
     for (; count < room && at.transfer > 0; count++) {
         int32_t e = likeliest(b);
         double sure = b->sure[e];
-        if (sure * at.transfer <= b->price * (1 - sure) * at.transfer)
+        if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, at.confidence))
             break; /* not likely enough even if it delays nobody */
         prospect found = look(b, &at);
         double cost = found.sure_cost

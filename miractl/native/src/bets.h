@@ -41,6 +41,7 @@ typedef struct {
     double transfer;      /* of one expert; 0: not known, nothing is issued */
     double compute;       /* of one layer that waits for nothing */
     double promised;      /* risk of what is on its way, added to by what is issued */
+    double confidence;    /* the likeliest are chosen from, until their share of all is this */
 } mira_moment;
 
 /* Choose among the experts of a layer by guesses p[experts], likeliest first; those `there` need no
@@ -63,6 +64,7 @@ MIRA_API double mira_bets_calibrated(const mira_bets *bets, int32_t class_, doub
  * the end of a chunk only. */
 typedef struct {
     double transfer, compute, routed; /* routed: share of compute */
+    double confidence;                /* as in mira_moment */
     int32_t horizon;                  /* layers ahead to bet on; 0: none */
 } mira_link;
 

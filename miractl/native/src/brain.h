@@ -87,7 +87,7 @@ typedef struct {
     int32_t begins;               /* whether it begins a text */
     float *weights, *weight_sums; /* [HINTS] */
     float *table, *table_sums;    /* [layers][SOURCES][experts][lanes] */
-    float *counts;                /* [layers][SOURCES][experts][lanes]: what followed whom (lane) */
+    float *counts;                /* [layers][SOURCES][experts][lanes]: who (lane) followed whom */
     float *totals;                /* [layers][SOURCES][lanes] */
     float *averages;              /* [layers][SOURCES][lanes] */
     float *hints;                 /* [layers][HINTS][lanes] */

@@ -46,10 +46,8 @@ static void expect(const mira_predictor *p, int32_t layer, int32_t s, const floa
     const float *totals = p->totals + row(p, layer, s);
     memset(x, 0, p->lanes * sizeof *x);
     for (int32_t i = 0; i < p->top; i++) {
-        const float *column = p->counts + row(p, layer, s) * p->experts + from[i];
-        float share = 1.0f / p->top / totals[from[i]];
-        for (int32_t e = 0; e < p->experts; e++)
-            x[e] += share * column[(size_t)e * p->lanes];
+        const float *after = p->counts + row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes;
+        vector_add_scaled(x, after, 1.0f / p->top / totals[from[i]], p->lanes);
     }
 }
 
@@ -108,15 +106,15 @@ static void count(mira_predictor *p, int32_t layer, int32_t s, const uint16_t *i
     const uint16_t *from = source(p, layer, s);
     float *totals = p->totals + row(p, layer, s);
     for (int32_t i = 0; from && i < p->top; i++) {
-        float *column = p->counts + row(p, layer, s) * p->experts + from[i];
+        float *after = p->counts + row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes;
         totals[from[i]] += 1;
         for (int32_t j = 0; j < p->top; j++)
-            column[(size_t)ids[j] * p->lanes] += 1;
+            after[ids[j]] += 1;
         if (totals[from[i]] < MOST_COUNTS)
             continue;
         totals[from[i]] *= 0.5f;
-        for (int32_t e = 0; e < p->experts; e++)
-            column[(size_t)e * p->lanes] *= 0.5f;
+        for (int32_t e = 0; e < p->lanes; e++)
+            after[e] *= 0.5f;
     }
 }
 

@@ -140,7 +140,8 @@ static void bet_on(run *r, int64_t step, double gate)
     for (int32_t i = 0; i < r->count; i++)
         pending += r->open[i].left;
     mira_moment at = {.elapsed = r->now, .link = pending, .gate = gate,
-                      .transfer = r->link->transfer, .compute = r->link->compute};
+                      .transfer = r->link->transfer, .compute = r->link->compute,
+                      .confidence = r->link->confidence};
     for (int32_t ahead = 1; ahead <= r->link->horizon && step + ahead < steps(r); ahead++) {
         int64_t target = step + ahead;
         mark(r, target);
