@@ -38,6 +38,11 @@ PICTURE_SHARES = "6.25%,12.5%,18.75%,25%,37.5%,50%,62.5%,75%"
     metavar="SHARE,...",
     help=f"Slots: shares of the experts, or experts a layer.  [default: {SHARES}]",
 )
+@click.option(
+    "--as-recorded",
+    is_flag=True,
+    help="Take the steps as a server took them, through the runtime's own slot table.",
+)
 @click.option("--link", metavar="RATE", help="Rate of the link, 15.8GB/s; with --expert-size.")
 @click.option("--expert-size", metavar="SIZE", help="Bytes of an expert, 13MB; with --link.")
 @click.option(
@@ -85,15 +90,19 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
       miractl replay trace.npz --profile a10
       miractl replay a.npz b.npz --policy all --json
       miractl replay trace.npz -o hits.png
+      miractl replay trace.npz --as-recorded --policy learned,heat,lru
     """
     from miractl.simulate.study import routing_of
     from miractl.telemetry.trace import read_trace
 
-    names = _names(options["policies"])
+    names = [] if options["as_recorded"] else _names(options["policies"])
     seconds = _parsed("--token-time", options["token_time"], units.parse_seconds)
     asked = _asked(options, seconds)
     wanted = options["slots"] or (PICTURE_SHARES if output else None)
     out = Output(json=options["as_json"])
+    if options["as_recorded"]:
+        _replay_recorded(traces, output, options, seconds, wanted or SHARES, out)
+        return
     results = []
     for path in traces:
         trace = read_trace(Path(path))
@@ -136,8 +145,34 @@ def _replayed(
     return Result(trace, routing, groups, setting, linked)
 
 
+def _replay_recorded(
+    traces: tuple[str, ...],
+    output: str | None,
+    options: dict[str, Any],
+    seconds: float,
+    wanted: str,
+    out: Output,
+) -> None:
+    from miractl.cli.replay_recorded import replay_recorded
+    from miractl.simulate.study import routing_of
+    from miractl.telemetry.trace import read_trace
+
+    if output or options["as_csv"] or options["link"] or options["profile"]:
+        raise UsageError(
+            "--as-recorded prints a table or JSON", hint="leave -o, --csv, --link and --profile out"
+        )
+    paths = [Path(path) for path in traces]
+    slots = [_slots(wanted, routing_of(read_trace(path))) for path in paths]
+    replay_recorded(
+        list(zip(paths, slots, strict=True)),
+        *(options["policies"], seconds, out),
+        json=options["as_json"],
+    )
+
+
 def _names(given: str | None) -> list[str]:
-    from miractl.simulate.study import BASE, BEST, POLICIES
+    from miractl.policy.registry import POLICIES
+    from miractl.simulate.study import BASE, BEST
 
     names = list(POLICIES) if given == "all" else given.split(",") if given else list(SHOWN)
     for name in names:

@@ -39,7 +39,7 @@ class Result:
 
 def _worst(result: "Result", scores: "list[Score]") -> list[tuple[int, float]]:
     """Layers where the default hits least, by the model's own index."""
-    from miractl.simulate.study import DEFAULT
+    from miractl.policy.registry import DEFAULT
 
     score = next((s for s in scores if s.policy == DEFAULT), scores[0])
     indices = result.trace.layer_indices or range(result.routing.layers)
@@ -79,7 +79,7 @@ def print_result(result: "Result", out: Output, before: str) -> None:
 
 
 def _table(result: "Result", scores: "list[Score]") -> str:
-    from miractl.simulate.study import POLICIES
+    from miractl.policy.registry import POLICIES
 
     fetch = result.fetch
     rows = [

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from miractl.policy.keys import NOBODY
 from miractl.policy.routing import Ids, Routed, Segment
 
 Probabilities = npt.NDArray[np.float64]  # [experts]
 
 RECENT = 0.005  # rate of the averages of use, a token: the last 200 or so
 LAST = 16  # tokens of a prompt, at its end, that tables learn from
-NOBODY = -1  # sequences below 0 are padding
 
 
 class Predictor(Protocol):
@@ -36,7 +36,7 @@ class Predictor(Protocol):
 
 def owned(step: Routed) -> list[Segment]:
     """The segments that are somebody's."""
-    return [segment for segment in step.segments if segment.sequence > NOBODY]
+    return [segment for segment in step.segments if segment.sequence != NOBODY]
 
 
 def is_prompt(step: Routed) -> bool:

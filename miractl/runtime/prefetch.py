@@ -31,7 +31,7 @@ class Prefetcher:
         clock: Callable[[], float],
     ) -> None:
         self.predictor = predictor
-        layers, experts = cache.counts.activations.shape
+        layers, experts = cache.counts.hits.shape
         state = BetsState(layers, experts, cache.residency.staging_limit, classes=2 * horizon)
         self.bets, self._pace = Bets(state), Pace(layers)
         self._cache, self._confidence, self._horizon = cache, confidence, horizon
@@ -88,7 +88,7 @@ class Prefetcher:
             at.layer, at.ahead = step.layer + ahead, ahead
             at.kind = ahead - 1 + prompt * self._horizon
             with self._cache.lock:
-                there = self._cache.residency.present(at.layer, len(guess))
+                there = self._cache.residency.present(at.layer)
                 at.room = max(0, self._cache.room_for_bets())
             chosen = self.bets.choose(at, guess, there)
             self._cache.bet(at.layer, [(expert, float(guess[expert])) for expert in chosen])

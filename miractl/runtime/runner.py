@@ -5,23 +5,31 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from miractl.policy.routing import Routed, Segment
+from miractl.policy.routing import Ids, Routed, Scores
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.mixture import PART_BYTES, mix
 from miractl.runtime.prefetch import Prefetcher
+from miractl.runtime.recording import Recording
+from miractl.runtime.sequences import Sequences
 
 
 class LayerRuns:
     """What every experts module of the model calls. One layer's step runs at a time."""
 
-    def __init__(self, cache: ExpertCache, arena: SlotArena, prefetcher: Prefetcher | None) -> None:
+    def __init__(
+        self,
+        cache: ExpertCache,
+        arena: SlotArena,
+        prefetcher: Prefetcher | None,
+        sequences: Sequences,
+        recording: Recording | None = None,
+    ) -> None:
         self.cache, self.arena, self.prefetcher = cache, arena, prefetcher
+        self.sequences, self.recording = sequences, recording
         self._one_at_a_time = threading.Lock()
-        self._position = 0
 
     @torch.no_grad()
     def run(
@@ -35,48 +43,48 @@ class LayerRuns:
         """Compute x [T, H] by ids and scores [T, k] -> [T, H]; long steps are split over tokens."""
         limit = max(1, PART_BYTES // (ids.shape[1] * x.shape[1] * x.element_size()))
         routed = ids.cpu().numpy()  # the one read-back of a layer
+        gates = scores.float().cpu().numpy()
         with self._one_at_a_time:
+            step = self._record(layer, routed, gates)
+            then = None
+            if self.prefetcher is not None:
+                self.prefetcher.settle(step)
+                then = partial(self.prefetcher.bet, step, x)
             if len(routed) <= limit:
-                return self._step(layer, module, x, routed, scores)
-            spans = [slice(at, at + limit) for at in range(0, len(routed), limit)]
-            return torch.cat([self._step(layer, module, x[s], routed[s], scores[s]) for s in spans])
+                return self._compute(layer, module, x, routed, scores, then)
+            parts = []
+            for at in range(0, len(routed), limit):
+                s = slice(at, at + limit)
+                parts.append(self._compute(layer, module, x[s], routed[s], scores[s], then))
+                then = None
+            return torch.cat(parts)
 
-    def _step(
+    def _compute(
         self,
         layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
-        ids: npt.NDArray[np.int64],
+        ids: Ids,
         scores: torch.Tensor,
+        then: Callable[[], None] | None,
     ) -> torch.Tensor:
-        self._record(layer, ids)
-        then = None
-        if self.prefetcher is not None:
-            step = self._routed(layer, ids, scores)
-            self.prefetcher.settle(step)
-            then = partial(self.prefetcher.bet, step, x)
+        """Some of the step's tokens; `then` is called when their demands are on their way."""
         return mix(module, x, ids, scores, self._arrivals(layer, ids, then))
 
     def _arrivals(
-        self, layer: int, ids: npt.NDArray[np.int64], then: Callable[[], None] | None
+        self, layer: int, ids: Ids, then: Callable[[], None] | None
     ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
         for expert, slot in self.cache.serve(layer, np.unique(ids).tolist(), then):
             yield expert, self.arena[slot]
 
-    def _routed(self, layer: int, ids: npt.NDArray[np.int64], scores: torch.Tensor) -> Routed:
-        """The step as one sequence, which begins with every prompt."""
-        if layer == 0:
-            self._position = 0 if len(ids) > 1 else self._position + 1
-        segment = Segment(0, 0, len(ids), self._position)
-        gates = scores.float().cpu().numpy()
-        return Routed(layer, ids, gates, (segment,), self.cache.counters.steps)
-
-    def _record(self, layer: int, ids: npt.NDArray[np.int64]) -> None:
-        cache = self.cache
-        counts = np.bincount(ids.reshape(-1), minlength=cache.counts.activations.shape[1])
+    def _record(self, layer: int, ids: Ids, scores: Scores) -> Routed:
+        cache, sequences = self.cache, self.sequences
+        step = Routed(layer, ids, scores, sequences.segments(len(ids)), sequences.step)
         with cache.lock:
-            cache.counts.activations[layer] += counts
-            cache.residency.policy.record(layer, counts, len(ids))
+            cache.residency.record(step)
             if layer == 0:
                 cache.counters.steps += 1
                 cache.counters.tokens += len(ids)
+        if self.recording is not None:
+            self.recording.record(step)
+        return step

@@ -8,7 +8,8 @@ import numpy as np
 from miractl.native.bets import Bets, BetsState, Course, Floats, Link, run_timeline
 from miractl.native.predictor import Predictor, PredictorState
 from miractl.native.replay import Outcome, Routing
-from miractl.simulate.study import DEFAULT, POLICIES, outcome_of
+from miractl.policy.registry import DEFAULT, POLICIES
+from miractl.simulate.study import outcome_of
 
 PAYS = 0.01  # share of a token's time that has to be saved before a prefetch is said to pay
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from miractl.errors import MiractlError
+from miractl.policy.registry import DEFAULT, POLICIES
 from miractl.simulate.linked import LinkScore
-from miractl.simulate.study import BASE, BEST, DEFAULT, POLICIES, Score
+from miractl.simulate.study import BASE, BEST, Score
 
 SLOTS = "experts with a slot, %"
 
