@@ -5,6 +5,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 DEMO_MODEL = PACKAGE / "demo" / "model"
+DEMO_TRACE = PACKAGE / "demo" / "trace.npz"
 
 
 def _xdg(variable: str, fallback: str) -> Path:

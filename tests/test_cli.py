@@ -235,3 +235,18 @@ def test_an_export_from_a_deleted_folder_names_the_file(
     monkeypatch.chdir(tmp_path)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: h.csv: the folder that this command runs in")
+
+
+def test_a_policy_that_is_none(miractl: Callable[..., Result]) -> None:
+    for command in ("serve", "verify"):
+        result = miractl(command, "--policy", "lurned")
+        assert result.exit_code == 2
+        assert "--policy: no policy 'lurned'" in result.stderr
+        assert "learned" in result.stderr.splitlines()[1]
+
+
+def test_the_help_names_every_policy(miractl: Callable[..., Result]) -> None:
+    from miractl.policy.registry import RUNNABLE
+
+    words = miractl("serve", "--help").stdout.replace(",", " ").split()
+    assert set(RUNNABLE) <= set(words)

@@ -38,7 +38,7 @@ def test_wheel_has_code_profiles_model_and_licence(wheel: Path) -> None:
         str(p.relative_to(ROOT)) for p in (ROOT / "miractl/demo/model").glob("*") if p.is_file()
     }
     assert profiles
-    assert profiles | code | model <= names
+    assert profiles | code | model | {"miractl/demo/trace.npz"} <= names
     inside = {name for name in names if name.startswith("miractl/")}
     assert {name.split("/")[0] for name in names - inside} == {"miractl-0.1.0.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -33,7 +33,7 @@ COMMANDS = {
     "top": "Watch the running server live.",
     "heat": "Export how hot each expert of the running server is.",
     "verify": "Prove that outputs equal those of the stock model.",
-    "bench": "Measure what a model loses by packing.",
+    "bench": "Measure speed, link, disk, and what packing loses.",
     "profiles": "List the profiles and show what they set, and why.",
     "config": "Show the settings in force, and where each came from.",
     "env": "Print facts to paste into a bug report.",

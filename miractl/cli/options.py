@@ -61,6 +61,18 @@ def json_option(f: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(f)
 
 
+def policy_option(f: F) -> F:
+    """`--policy NAME`, checked; None for the default."""
+    return click.option(
+        "--policy",
+        metavar="NAME",
+        callback=_check_policy,
+        help="Which experts stay: learned, learned-bypass, learned-layer, heat, lru, lru-pool,"
+        " lfu, random, or static with --warm-heat; miractl replay compares them."
+        "  [default: learned]",
+    )(f)
+
+
 def setting_option(*names: str) -> Callable[[F], F]:
     """Options for entries of SETTINGS, each passed under its name and resolved from all layers."""
 
@@ -131,6 +143,19 @@ def _help(parameter: Parameter) -> str:
     if parameter.default is not None:
         extra.append(f"default: {parameter.show(parameter.default)}")
     return f"{parameter.help}  [{'; '.join(extra)}]" if extra else parameter.help
+
+
+def _check_policy(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    from miractl.policy.registry import RUNNABLE
+
+    if value not in RUNNABLE:
+        raise UsageError(
+            f"--policy: no policy {value!r}{nearest(value, RUNNABLE)}",
+            hint=f"one of: {', '.join(RUNNABLE)}",
+        )
+    return value
 
 
 def _resolved(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

@@ -11,6 +11,7 @@ from miractl.cli.options import complete_profile, json_option
 from miractl.cli.replay_report import Result, csv_of, print_result, result_facts
 from miractl.errors import MiractlError, UsageError
 from miractl.output import Output
+from miractl.paths import DEMO_TRACE
 from miractl.suggest import nearest
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ PICTURE_SHARES = "6.25%,12.5%,18.75%,25%,37.5%,50%,62.5%,75%"
 
 
 @click.command()
-@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path())
+@click.argument("traces", metavar="[TRACE]...", nargs=-1, type=click.Path())
 @click.option(
     "--policy",
     "policies",
@@ -71,6 +72,9 @@ PICTURE_SHARES = "6.25%,12.5%,18.75%,25%,37.5%,50%,62.5%,75%"
 def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None:
     """Replay recorded routing under several cache policies, beside LRU, LFU and the optimum.
 
+    Without TRACE it is that of the demo model, which comes with miractl; others come from
+    miractl serve --record-trace.
+
     Caches start cold, learners empty; every expert that a token asks for counts. "Gap" is the share
     of the way from LRU to the best there can be with the policy's own freedoms: 0 is LRU, 1 is a
     cache that knows the future.
@@ -85,6 +89,7 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
 
     \b
     Examples:
+      miractl replay
       miractl replay trace.npz
       miractl replay trace.npz --slots 25% --link 15.8GB/s --expert-size 13MB
       miractl replay trace.npz --profile a10
@@ -96,6 +101,7 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
     from miractl.telemetry.trace import read_trace
 
     names = [] if options["as_recorded"] else _names(options["policies"])
+    traces = traces or (str(DEMO_TRACE),)
     seconds = _parsed("--token-time", options["token_time"], units.parse_seconds)
     asked = _asked(options, seconds)
     wanted = options["slots"] or (PICTURE_SHARES if output else None)

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miractl import paths
-from miractl.cli.options import log_options, parameter_options, profile_option, setting_option
+from miractl.cli.options import (
+    log_options,
+    parameter_options,
+    policy_option,
+    profile_option,
+    setting_option,
+)
 from miractl.errors import UsageError
 from miractl.output import Output
 from miractl.server.signals import StopSignals, exit_now
-from miractl.suggest import nearest
 from miractl.units import TIB, format_bytes
 
 if TYPE_CHECKING:
@@ -36,12 +41,7 @@ MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
 @profile_option
 @setting_option("host", "port", "device", "expert_memory", "context", "kv_memory")
 @setting_option("max_concurrency")
-@click.option(
-    "--policy",
-    metavar="NAME",
-    help="Which experts stay: learned, learned-bypass, learned-layer, heat, lru, lru-pool, lfu,"
-    " random, or static with --warm-heat; miractl replay compares them.  [default: learned]",
-)
+@policy_option
 @click.option(
     "--warm-heat",
     metavar="FILE",
@@ -97,7 +97,6 @@ def command(
     check_device(device)
     if expert_memory is not None:
         check_expert_memory(expert_memory)
-    check_policy(policy)
     for option, target in (("--warm-heat", warm_heat), ("--record-trace", record_trace)):
         if target is not None and not target.parent.is_dir():
             raise UsageError(f"{option}: no folder {str(target.parent)!r}")
@@ -179,17 +178,6 @@ def check_device(device: str) -> None:
     """Raise UsageError for what names no device; whether it is there shows later."""
     if not DEVICE.fullmatch(device):
         raise UsageError(f"unknown device {device!r}", hint="--device auto, cpu or cuda:0")
-
-
-def check_policy(name: str | None) -> None:
-    """Raise UsageError for what names no policy."""
-    if name is None:
-        return
-    from miractl.policy.registry import RUNNABLE
-
-    if name not in RUNNABLE:
-        hint = f"one of: {', '.join(RUNNABLE)}"
-        raise UsageError(f"--policy: no policy {name!r}{nearest(name, RUNNABLE)}", hint=hint)
 
 
 def check_expert_memory(text: str) -> None:

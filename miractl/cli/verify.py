@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miractl.cli.options import json_option
+from miractl.cli.options import json_option, policy_option
 from miractl.errors import MiractlError
 from miractl.output import Output
 from miractl.paths import DEMO_MODEL
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", required=False, type=click.Path(path_type=Path))
+@policy_option
 @json_option
-def command(model: Path | None, as_json: bool) -> None:
+def command(model: Path | None, policy: str | None, as_json: bool) -> None:
     """Prove that outputs equal those of the stock model.
 
     Runs MODEL (default: the bundled demo model) in float32 through stock transformers and through
@@ -28,7 +29,7 @@ def command(model: Path | None, as_json: bool) -> None:
     \b
     Examples:
       miractl verify
-      miractl verify ./my-model --json
+      miractl verify ./my-model --policy lru --json
     """
     folder = model or DEMO_MODEL
     if not folder.is_dir():
@@ -41,7 +42,8 @@ def command(model: Path | None, as_json: bool) -> None:
     from miractl.runtime.verify import TOLERANCE, verify
 
     quiet_transformers()
-    options = EngineOptions(folder, folder.name, dict(load_profile("default").values))
+    values = dict(load_profile("default").values)
+    options = EngineOptions(folder, folder.name, values, policy=policy)
     cases = []
     for case in verify(options):
         cases.append(case)

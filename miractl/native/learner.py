@@ -42,7 +42,7 @@ class _Learner(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top", "window")),
         *((name, ctypes.c_float) for name in ("discount", "weight_rate", "table_rate")),
-        *((name, ctypes.c_int64) for name in ("begin", "token")),
+        ("token", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
     ]
 
@@ -79,32 +79,25 @@ class LearnerState:
         self.table_sums = np.ones_like(self.table)
         self.counts = np.full((COUNTS, layers, experts, lanes), PSEUDO_ROWS * prior, np.float32)
         self.totals = np.full((COUNTS, layers, lanes), PSEUDO_ROWS, np.float32)
-        self.averages = np.full((layers, AVERAGES, lanes), prior, np.float32)
         self.scratch = np.zeros((2, lanes), np.float32)
-        self._begin(0)
+        self._begin()
 
-    def _begin(self, token: int) -> None:
-        """Give the stream nothing to look back to but its averages."""
+    def _begin(self) -> None:
+        """What describes the stream, as it is before the first token."""
         layers, lanes, window = self.layers, self.lanes, self.window
-        self.begin, self.token = token, token - 1
+        self.token = -1
         self.trails = np.zeros((COUNTS, layers, lanes), np.float32)
+        self.averages = np.full((layers, AVERAGES, lanes), self.top / self.experts, np.float32)
         self.gate = np.zeros((layers, lanes), np.float32)
         self.features = np.zeros((window + 2, layers, FEATURES, lanes), np.float32)
         self.ids = np.zeros((window + 2, layers, self.top), np.uint16)
         self.starts = np.zeros(window + 2, np.uint8)
         self.scores = np.zeros((layers, lanes), np.float32)
 
-    def beside(self, averages: Floats | None = None, token: int = 0) -> "LearnerState":
-        """The state of another stream that learns into the same tables.
-
-        It starts at `token`, with `averages` that may be those of a stream before it; None: its
-        own from the start.
-        """
+    def beside(self) -> "LearnerState":
+        """The state of another stream that learns into the same tables."""
         other = copy.copy(self)
-        other.averages = np.full_like(self.averages, self.top / self.experts)
-        if averages is not None:
-            other.averages[:] = averages
-        other._begin(token)
+        other._begin()
         return other
 
     @property
@@ -122,10 +115,12 @@ class Learner:
         self.state = state
         self._struct = _Learner(
             *(state.layers, state.experts, state.lanes, state.top, state.window),
-            *(state.discount, state.weight_rate, state.table_rate, state.begin, state.token),
+            *(state.discount, state.weight_rate, state.table_rate, state.token),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._learn = library().mira_learn
+        # Log-odds of a use soon, [experts] of each layer, as of its last token: not to be written.
+        self.rows: list[Floats] = list(state.scores[:, : state.experts])
 
     @property
     def address(self) -> int:
@@ -134,7 +129,7 @@ class Learner:
 
     @property
     def token(self) -> int:
-        """Number of the last token; counts from where the stream began."""
+        """Tokens seen, less one."""
         return int(self._struct.token)
 
     def record(
@@ -155,8 +150,3 @@ class Learner:
         chosen = np.ascontiguousarray(ids, dtype=np.uint16)
         gates = np.ascontiguousarray(probabilities, dtype=np.float32)
         self._learn(self.address, layer, starts, chosen.ctypes.data, gates.ctypes.data)
-
-    def scores(self, layer: int) -> Floats:
-        """Log-odds of a use soon, [experts], as of the layer's last token. A view: do not write."""
-        row: Floats = self.state.scores[layer, : self.state.experts]
-        return row

@@ -62,18 +62,19 @@ class Learned:
         """Raises MiractlError without the native library."""
         self.admission = admission
         self.worth: Floats = np.zeros((layers, experts))
+        self._rows_of_worth = list(self.worth)
         window = window_for(slots, top)
         self.state = LearnerState(layers, experts, top, discount_for(slots, top), window=window)
         self._nearer = math.log(float(np.float32(self.state.discount)))
         self._most = max(2, min(MOST_STREAMS, STREAM_MEMORY // self.state.stream_bytes))
         self._streams: dict[int, Learner] = {}  # by sequence, the least recently used first
         self._tutor = Tutor()
-        self._latest = Learner(self.state)  # whose averages the next stream begins with
-        self._course = Course([self._latest])  # of those with one new token
+        self._course = Course([Learner(self.state)])  # of those with one new token
         self._sequences: tuple[int, ...] = (NOBODY,)
         self._rows: list[int] = []  # where their tokens are in the step
         self._prompts: list[_Prompt] = []
-        self._voters: list[Learner] = []  # whose scores make the worth
+        self._learners: tuple[Learner, ...] = ()  # of the step's sequences
+        self._voters: list[Learner] = []  # those of them whose scores make the worth
         self._step = 0
 
     def record(self, step: Routed) -> bool:
@@ -92,10 +93,9 @@ class Learned:
         return refreshed
 
     def tables(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The shared tables, and the averages of the sequence seen last."""
+        """The shared tables, not to be written to."""
         self._tutor.wait()
-        kept = {name: getattr(self.state, name) for name in KEPT}
-        return {**kept, "averages": self._latest.state.averages}
+        return {name: getattr(self.state, name) for name in KEPT}
 
     def recall(self, tables: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Start with tables of an earlier run, but as ready to learn anew as if little was seen.
@@ -105,8 +105,7 @@ class Learned:
         """
         if not tables:
             return
-        own = {name: getattr(self.state, name) for name in KEPT}
-        own["averages"] = self._latest.state.averages
+        own = self.tables()
         for name, array in own.items():
             if name not in tables or tables[name].shape != array.shape:
                 raise ValueError(f"Got no table {name} of {array.shape}")
@@ -124,6 +123,7 @@ class Learned:
         self._tutor.wait()
         refreshed = any(prompt.ids for prompt in self._prompts)
         if refreshed:
+            self._voters = list(self._learners)
             for layer in range(len(self.worth)):
                 self._weigh(layer)
         self._step = step.step
@@ -140,7 +140,11 @@ class Learned:
             for s in known
             if len(s) > 1
         ]
-        self._voters = list(learners.values())
+        self._learners = tuple(learners.values())
+        ready = (
+            learners[s.sequence] for s in known if len(s) == 1 or learners[s.sequence].token >= 0
+        )
+        self._voters = list(ready)
         return refreshed
 
     def _stream(self, segment: Segment) -> Learner:
@@ -149,9 +153,8 @@ class Learned:
         if learner is None:
             while len(self._streams) >= self._most:
                 del self._streams[next(iter(self._streams))]
-            latest = self._latest
-            learner = Learner(self.state.beside(latest.state.averages, latest.token + 1))
-        self._streams[segment.sequence] = self._latest = learner
+            learner = Learner(self.state.beside())
+        self._streams[segment.sequence] = learner
         return learner
 
     def _weigh(self, layer: int) -> None:
@@ -160,12 +163,12 @@ class Learned:
         Of several, the log-odds that any of them uses the expert. Layers are scored in turn, and
         what an older score foresees has come nearer since.
         """
-        row = self.worth[layer]
+        row = self._rows_of_worth[layer]
         nearer = (self._step + layer / len(self.worth)) * self._nearer
-        scores = [one.scores(layer) for one in self._voters if one.token >= one.state.begin]
-        if len(scores) == 1:
-            np.add(scores[0], nearer, out=row, dtype=np.float64)
-        elif scores:
+        if len(self._voters) == 1:
+            np.add(self._voters[0].rows[layer], nearer, out=row, dtype=np.float64)
+        elif self._voters:
+            scores = [one.rows[layer] for one in self._voters]
             absent = np.logaddexp(0, np.array(scores, np.float64)).sum(axis=0)  # -log(nobody)
             np.add(absent + np.log(-np.expm1(-absent)), nearer, out=row)
 

@@ -15,7 +15,8 @@ A change of role moves no bytes. A policy by which newcomers compete with everyb
 somebody is worth less whom the step needs: he gives up his place and keeps his slot, in transit.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -53,6 +54,9 @@ class _Room(NamedTuple):
     evicted: ExpertKey | None = None
 
 
+GRANTED, REFUSED = _Room(True), _Room(False)
+
+
 class Residency:
     """The slot table. Pure bookkeeping: moves no bytes, knows no threads."""
 
@@ -66,44 +70,67 @@ class Residency:
         self.policy = policy
         self._reserve = reserve
         self._free = list(range(slots - 1, -1, -1))
-        self._slot: dict[ExpertKey, int] = {}
-        self._members: dict[str, set[ExpertKey]] = {role.value: set() for role in Role}
-        layers, _ = policy.worth.shape
+        self._residents: dict[ExpertKey, int] = {}  # and their slots, as in the other two
+        self._staged: dict[ExpertKey, int] = {}
+        self._transit: dict[ExpertKey, int] = {}
+        layers, experts = policy.worth.shape
+        self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self._layers = [np.arange(at, layers, len(ways)) for at in range(len(ways))]  # of each set
         self._held = [0] * len(ways)
-        self._present = np.zeros(policy.worth.shape, np.uint8)
         self._resident = np.zeros(policy.worth.shape, bool)
-        # The least worthy resident of each layer: where somebody has to go, only these are looked
-        # at. Infinite where there is none.
+        # Worth of the residents, infinite for others; and the least of each layer with whose it is:
+        # where somebody has to go, only these are looked at.
+        self._standing = np.full(policy.worth.shape, np.inf)
+        self._rows = list(self._standing)
         self._least = np.full(layers, np.inf)
-        self._loser = np.zeros(layers, np.intp)
+        self._loser = [0] * layers
 
     def __len__(self) -> int:
-        return len(self._slot)
+        return len(self._residents) + len(self._staged) + len(self._transit)
 
     def slot(self, key: ExpertKey) -> int | None:
         """The slot that holds this expert in any role."""
-        return self._slot.get(key)
+        for members in (self._residents, self._staged, self._transit):
+            if key in members:
+                return members[key]
+        return None
+
+    def keys(self, layer: int, experts: Iterable[int]) -> list[ExpertKey]:
+        """Names of experts of a layer, made once: a step needs many of them."""
+        names = self._keys[layer]
+        return [names[expert] for expert in experts]
+
+    def residents(self, keys: Iterable[ExpertKey]) -> dict[ExpertKey, int]:
+        """Those of these experts that are resident, with their slots."""
+        found = self._residents
+        return {key: found[key] for key in keys if key in found}
 
     def has(self, key: ExpertKey, role: Role) -> bool:
         """Whether the expert has a slot in this role."""
-        return key in self._members[role.value]
+        return key in self._of(role)
 
     def present(self, layer: int) -> npt.NDArray[np.uint8]:
         """1 for the experts of a layer that have a slot in any role, [experts]."""
-        flags: npt.NDArray[np.uint8] = self._present[layer].copy()
+        flags: npt.NDArray[np.uint8] = self._resident[layer].astype(np.uint8)
+        for key in (*self._staged, *self._transit):
+            if key.layer == layer:
+                flags[key.expert] = 1
         return flags
 
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """All experts of one role."""
-        return frozenset(self._members[role.value])
+        return frozenset(self._of(role))
 
     def record(self, step: Routed) -> None:
         """Tell the policy of a layer's routing, before its experts are looked up."""
         if self.policy.record(step):
-            self._rank_all()
+            np.copyto(self._standing, self.policy.worth, where=self._resident)
+            for layer in range(len(self._rows)):
+                self._rank(layer)
         else:
-            self._rank(step.layer)
+            layer = step.layer
+            np.copyto(self._rows[layer], self.policy.worth[layer], where=self._resident[layer])
+            self._rank(layer)
 
     def demand(self, key: ExpertKey, needed: Collection[ExpertKey]) -> Place | None:
         """A slot for an absent expert that the step needs; None if it has to wait for a wave.
@@ -120,104 +147,109 @@ class Residency:
 
     def stage(self, key: ExpertKey) -> Place | None:
         """A slot for a bet, or None: one spare slot always stays for a demand."""
-        staged = len(self._members[Role.STAGED.value])
-        if staged >= self.staging_limit or self._spare() <= 1:
+        if len(self._staged) >= self.staging_limit or self._spare() <= 1:
             return None
         return self._place(key, Role.STAGED)
 
     def adopt(self, key: ExpertKey, needed: Collection[ExpertKey]) -> Place:
         """A staged expert is needed now: make it resident if it is worth it, else transit."""
         room = self._room(key, needed)
-        role = Role.RESIDENT if room.granted else Role.TRANSIT
-        self._members[Role.STAGED.value].discard(key)
         self._evict(room.evicted, needed)
-        self._enter(key, role)
-        return Place(self._slot[key], role, room.evicted)
+        slot = self._staged.pop(key)
+        role = Role.RESIDENT if room.granted else Role.TRANSIT
+        self._enter(key, slot, role)
+        return Place(slot, role, room.evicted)
 
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
-        self._free.append(self._slot.pop(key))
-        self._present[key] = 0
-        if key in self._members[Role.RESIDENT.value]:
-            self._leave(key)
-        for members in self._members.values():
-            members.discard(key)
+        if key in self._residents:
+            self._free.append(self._leave(key))
+        else:
+            self._free.append((self._transit if key in self._transit else self._staged).pop(key))
+
+    def _of(self, role: Role) -> dict[ExpertKey, int]:
+        if role is Role.RESIDENT:
+            return self._residents
+        return self._staged if role is Role.STAGED else self._transit
 
     def _spare(self) -> int:
         """Free slots of the reserve: the room of absent residents is not lent to bets."""
-        members = self._members
-        return self._reserve - len(members[Role.STAGED.value]) - len(members[Role.TRANSIT.value])
+        return self._reserve - len(self._staged) - len(self._transit)
 
     def _room(self, key: ExpertKey, needed: Collection[ExpertKey]) -> _Room:
         """Whether a newcomer may become resident, and who has to go for it."""
-        index = key.layer % len(self.ways)
+        layer, _ = key
+        index = layer % len(self.ways)
         if self._held[index] < self.ways[index]:
-            return _Room(True)
-        worth, victim = self._least_of(index, key.layer, needed)
-        if victim is None or not self._admits(float(self.policy.worth[key]), worth):
-            return _Room(False)
+            return GRANTED
+        if self.policy.admission is Admission.WORTHIER:
+            worth, victim = self._least_of(index, layer)
+        else:
+            with self._kept(layer, needed):
+                worth, victim = self._least_of(index, layer)
+        if worth == np.inf or not self._admits(self.policy.worth[key], worth):
+            return REFUSED
         return _Room(True, victim)
 
-    def _least_of(
-        self, index: int, layer: int, needed: Collection[ExpertKey]
-    ) -> tuple[float, ExpertKey | None]:
-        """The least worthy of a set who may go, the first of equals; None if nobody may."""
-        layers, kept = self._layers[index], None
-        if self.policy.admission is not Admission.WORTHIER:
-            kept = self._least[layer], self._loser[layer]
-            self._rank(layer, but=[other.expert for other in needed])
-        found = layer if len(layers) == 1 else int(layers[self._least[layers].argmin()])
-        worth, expert = float(self._least[found]), int(self._loser[found])
-        if kept is not None:
-            self._least[layer], self._loser[layer] = kept
-        return worth, ExpertKey(found, expert) if worth < np.inf else None
+    def _least_of(self, index: int, layer: int) -> tuple[np.float64, ExpertKey]:
+        """The least worthy resident of a set, the first of equals; infinite if there is none."""
+        layers = self._layers[index]
+        if len(layers) > 1:
+            layer = int(layers[self._least[layers].argmin()])
+        return self._least[layer], self._keys[layer][self._loser[layer]]
 
-    def _admits(self, newcomer: float, victim: float) -> bool:
+    @contextmanager
+    def _kept(self, layer: int, needed: Collection[ExpertKey]) -> Iterator[None]:
+        """For a while these experts of the layer cannot be given up."""
+        row = self._rows[layer]
+        experts = [key.expert for key in needed]
+        before = row[experts]
+        row[experts] = np.inf
+        self._rank(layer)
+        yield
+        row[experts] = before
+        self._rank(layer)
+
+    def _admits(self, newcomer: np.float64, victim: np.float64) -> bool:
         admission = self.policy.admission
         if admission is Admission.WORTHIER:
-            return newcomer >= victim
-        return admission is Admission.ALWAYS or newcomer >= HOT or victim < HOT
+            return bool(newcomer >= victim)
+        return admission is Admission.ALWAYS or bool(newcomer >= HOT or victim < HOT)
 
-    def _rank(self, layer: int, but: Sequence[int] = ()) -> None:
-        """Find the least worthy resident of a layer, who is none of `but`."""
-        row = np.where(self._resident[layer], self.policy.worth[layer], np.inf)
-        if but:
-            row[but] = np.inf
-        loser = row.argmin()
-        self._least[layer], self._loser[layer] = row[loser], loser
-
-    def _rank_all(self) -> None:
-        standing = np.where(self._resident, self.policy.worth, np.inf)
-        np.argmin(standing, axis=1, out=self._loser)
-        self._least[:] = standing.min(axis=1)
+    def _rank(self, layer: int) -> None:
+        """Find the least worthy resident of a layer."""
+        row = self._rows[layer]
+        loser = self._loser[layer] = int(row.argmin())
+        self._least[layer] = row[loser]
 
     def _evict(self, victim: ExpertKey | None, needed: Collection[ExpertKey]) -> None:
         """Take a resident's place; its slot too, unless the step needs it."""
         if victim is None:
             return
-        if victim not in needed:
-            self.release(victim)
-            return
-        self._leave(victim)
-        self._members[Role.RESIDENT.value].discard(victim)
-        self._members[Role.TRANSIT.value].add(victim)
+        if victim in needed:
+            self._transit[victim] = self._leave(victim)
+        else:
+            self._free.append(self._leave(victim))
 
     def _place(self, key: ExpertKey, role: Role, evicted: ExpertKey | None = None) -> Place:
         slot = self._free.pop()
-        self._slot[key] = slot
-        self._present[key] = 1
-        self._enter(key, role)
+        self._enter(key, slot, role)
         return Place(slot, role, evicted)
 
-    def _enter(self, key: ExpertKey, role: Role) -> None:
-        self._members[role.value].add(key)
+    def _enter(self, key: ExpertKey, slot: int, role: Role) -> None:
+        self._of(role)[key] = slot
         if role is Role.RESIDENT:
-            self._held[key.layer % len(self.ways)] += 1
+            layer, expert = key
+            self._held[layer % len(self.ways)] += 1
             self._resident[key] = True
-            self._rank(key.layer)
+            self._rows[layer][expert] = self.policy.worth[key]
+            self._rank(layer)
 
-    def _leave(self, key: ExpertKey) -> None:
-        """A resident gives up its place."""
-        self._held[key.layer % len(self.ways)] -= 1
+    def _leave(self, key: ExpertKey) -> int:
+        """A resident gives up its place; its slot."""
+        layer, expert = key
+        self._held[layer % len(self.ways)] -= 1
         self._resident[key] = False
-        self._rank(key.layer)
+        self._rows[layer][expert] = np.inf
+        self._rank(layer)
+        return self._residents.pop(key)

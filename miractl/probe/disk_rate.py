@@ -9,6 +9,8 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from miractl.probe.direct_file import DirectFile
@@ -53,16 +55,31 @@ def _largest(folder: Path) -> Path | None:
     return Path(best) if best is not None and sizes[best] >= LARGE else None
 
 
-def _make_and_read(folder: Path) -> DiskRate:
-    room = os.statvfs(folder)
-    if room.f_frsize * room.f_bavail < MADE + KEPT_FREE:
-        raise OSError(errno.ENOSPC, "too little space for a file to measure with", str(folder))
+@contextmanager
+def file_to_read(path: str, size: int) -> Iterator[tuple[str, bool]]:
+    """A path to measure by, and whether its file was made for it.
+
+    The file `path` if it is large, else the largest in its folder, else one of `size` bytes that is
+    there only meanwhile. Raises OSError.
+    """
+    place = Path(path)
+    if place.is_file():
+        if place.stat().st_size >= LARGE:
+            yield path, False
+            return
+        place = place.parent
+    if (found := _largest(place)) is not None:
+        yield str(found), False
+        return
+    room = os.statvfs(place)
+    if room.f_frsize * room.f_bavail < size + KEPT_FREE:
+        raise OSError(errno.ENOSPC, "too little space for a file to measure with", str(place))
     noise = os.urandom(BLOCK)  # a disk that compresses would read zeros for nothing
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        for _ in range(MADE // BLOCK):
+    with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+        for _ in range(size // BLOCK):
             file.write(noise)
         os.fsync(file.fileno())
-        return _read(f"/proc/self/fd/{file.fileno()}", temporary=True)
+        yield f"/proc/self/fd/{file.fileno()}", True
 
 
 def probe(path: str) -> DiskRate:
@@ -70,10 +87,5 @@ def probe(path: str) -> DiskRate:
 
     Raises OSError or MiractlError when it cannot be measured.
     """
-    place = Path(path)
-    if place.is_file():
-        if place.stat().st_size >= LARGE:
-            return _read(path, temporary=False)
-        place = place.parent
-    found = _largest(place)
-    return _make_and_read(place) if found is None else _read(str(found), temporary=False)
+    with file_to_read(path, MADE) as (found, temporary):
+        return _read(found, temporary)

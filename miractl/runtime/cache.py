@@ -72,7 +72,7 @@ class ExpertCache:
         good until the next item is asked for. `then` is called when all demands are on their way.
         Raises what a transfer raised.
         """
-        needed = {ExpertKey(layer, expert) for expert in experts}
+        needed = set(self.residency.keys(layer, experts))
         first = True
         while needed:
             asked = self._clock()
@@ -104,22 +104,18 @@ class ExpertCache:
 
         Residents are looked up before anything is placed: `needed` then protects all of them.
         """
-        here: dict[ExpertKey, int] = {}
+        here = self.residency.residents(keys)
         coming: dict[ExpertKey, Ticket] = {}
-        absent = []
-        for key in keys:
-            if self.residency.has(key, Role.RESIDENT):
-                slot = self.residency.slot(key)
-                assert slot is not None
-                here[key] = slot
-            elif not self.residency.has(key, Role.STAGED):
-                absent.append(key)
-        for key in keys:
+        others = [key for key in keys if key not in here]
+        absent = [key for key in others if not self.residency.has(key, Role.STAGED)]
+        for key in others:
             if self.residency.has(key, Role.STAGED):
                 self._adopt(key, needed, here, coming, absent)
         if count:
+            layer = keys[0].layer
+            hits, misses = self.counts.hits[layer], self.counts.misses[layer]
             for key in keys:
-                (self.counts.hits if key in here else self.counts.misses)[key] += 1
+                (hits if key in here else misses)[key.expert] += 1
         for key in absent:
             if (place := self._demand(key, needed)) is not None:
                 self._note(place)

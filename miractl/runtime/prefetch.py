@@ -10,9 +10,7 @@ from typing import Any
 
 from miractl.native.bets import Bets, BetsState, Moment
 from miractl.policy.bets import Pace
-from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Predictor, is_prompt
-from miractl.policy.residency import Role
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.transfer import State
@@ -47,8 +45,8 @@ class Prefetcher:
         self._pace.mark(layer, now, queue.stats.waited_seconds, self._is_prompt)
         gained = lost = 0.0
         with cache.lock:
-            resident = cache.residency.has
-            fetch = not all(resident(ExpertKey(layer, e), Role.RESIDENT) for e in used)
+            keys = cache.residency.keys(layer, used)
+            fetch = len(cache.residency.residents(keys)) < len(keys)
             for key, ticket in cache.tickets.items():
                 if ticket.state is State.QUEUED:
                     continue

@@ -51,15 +51,15 @@ class LayerRuns:
                 self.prefetcher.settle(step)
                 then = partial(self.prefetcher.bet, step, x)
             if len(routed) <= limit:
-                return self._compute(layer, module, x, routed, scores, then)
+                return self._step(layer, module, x, routed, scores, then)
             parts = []
             for at in range(0, len(routed), limit):
                 s = slice(at, at + limit)
-                parts.append(self._compute(layer, module, x[s], routed[s], scores[s], then))
+                parts.append(self._step(layer, module, x[s], routed[s], scores[s], then))
                 then = None
             return torch.cat(parts)
 
-    def _compute(
+    def _step(
         self,
         layer: int,
         module: torch.nn.Module,

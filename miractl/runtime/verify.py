@@ -57,7 +57,7 @@ def verify(options: EngineOptions) -> Iterator[Case]:
     """Run all cases, in float32. Raises MiractlError if the stock model does not fit the RAM."""
     options = dataclasses.replace(options, dtype="float32", device="cpu", with_tokenizer=False)
     outline = read_outline(options.model_path)
-    _refuse_too_large(outline)
+    refuse_too_large(outline)
     prompt = _prompt(outline)
     stock = Checkpoint(options.model_path, outline).load_stock(torch.float32)
     expected = _answer(stock, prompt)
@@ -133,14 +133,15 @@ def _prompt(outline: Outline) -> torch.Tensor:
     return torch.randint(1, vocabulary, (1, PROMPT_TOKENS), generator=generator)
 
 
-def _refuse_too_large(outline: Outline) -> None:
+def refuse_too_large(outline: Outline) -> None:
+    """Raise MiractlError if the stock model would not fit the free RAM in float32."""
     need = sum(parameter.numel() for parameter in outline.model.parameters()) * 4
     free = this_machine(torch.device("cpu")).host_free.value
     if free is not None and need > 0.8 * free:
         raise MiractlError(
             f"the stock model takes {format_bytes(need)} in float32, {format_bytes(free)} is free, "
             "so there is nothing to compare with on this machine",
-            hint="verify a smaller model of the same family",
+            hint="take a smaller model of the same family",
         )
 
 

@@ -141,7 +141,8 @@ def _serve(residency: Residency, routed: Routed) -> tuple[int, int, int]:
     """Look the experts of a layer up and bring in what is absent, in waves: see ExpertCache."""
     needed = {ExpertKey(routed.layer, expert) for expert in np.unique(routed.ids).tolist()}
     asked = len(needed)
-    absent = [key for key in sorted(needed) if not residency.has(key, Role.RESIDENT)]
+    here = residency.residents(needed)
+    absent = [key for key in sorted(needed) if key not in here]
     hits, entered = asked - len(absent), 0
     while absent:
         waiting = []

@@ -21,6 +21,7 @@ TRAIL_DECAYS = (F(0), F(0.8), F(0.8))
 SPANS = (5, 20, 100, 1000)  # tokens
 GATE_RATE = F(0.25)
 MOST_COUNTS = F(4096)
+FAINTEST = F(2**-10)
 CONTEXT_TOKEN = (0, 0, 0, 0, 0, 1, 1, 1)
 CONTEXT_LAYER = (0, -1, -2, -3, -4, 0, 1, 2)
 LOG_TERMS = (
@@ -91,14 +92,13 @@ class ReferenceLearner:
         s = self.state
         if layer == 0:
             s.token += 1
-            s.starts[self._place(s.token)] = starts or s.token == s.begin
+            s.starts[self._place(s.token)] = starts or s.token == 0
         s.ids[self._place(s.token), layer] = ids
-        self._tally(layer, ids, probabilities)
+        self._average(layer, ids, probabilities)
         self._describe(layer, ids)
         s.scores[layer] = self._score(s.token, layer)
-        if layer == s.layers - 1 and s.token - s.window >= s.begin:
-            for each in range(s.layers):
-                self._learn(s.token - s.window, each)
+        if layer == s.layers - 1:
+            self._update()
 
     def _place(self, token: int) -> int:
         return token % (self.state.window + 2)
@@ -111,26 +111,36 @@ class ReferenceLearner:
         ids: Ids = s.ids[self._place(token - CONTEXT_TOKEN[c]), other]
         return ids
 
+    def _update(self) -> None:
+        s = self.state
+        for layer in range(s.layers):
+            ids = s.ids[self._place(s.token), layer]
+            self._follow(REPEAT, layer, ids, ids)
+            self._follow(TRAIL, layer, ids, ids)
+            if layer > 0:
+                self._follow(CROSS, layer, s.ids[self._place(s.token), layer - 1], ids)
+        if s.token >= s.window:
+            for layer in range(s.layers):
+                self._learn(s.token - s.window, layer)
+
     def _follow(self, kind: int, layer: int, fresh: Ids, ids: Ids) -> None:
         s = self.state
         trail = s.trails[kind, layer]
         if s.starts[self._place(s.token)]:
             trail[:] = 0
         else:
+            before = np.flatnonzero(trail)
             s.totals[kind, layer] += trail
-            s.counts[kind, layer, ids] += trail
-            full = s.totals[kind, layer] >= MOST_COUNTS
+            s.counts[kind, layer][np.ix_(before, ids)] += trail[before, None]
+            full = np.flatnonzero(s.totals[kind, layer] >= MOST_COUNTS)
             s.totals[kind, layer, full] *= F(0.5)
-            s.counts[kind, layer][:, full] *= F(0.5)
+            s.counts[kind, layer, full] *= F(0.5)
         trail *= TRAIL_DECAYS[kind]
+        trail[trail < FAINTEST] = 0
         trail[fresh] += 1
 
-    def _tally(self, layer: int, ids: Ids, probabilities: Floats) -> None:
+    def _average(self, layer: int, ids: Ids, probabilities: Floats) -> None:
         s = self.state
-        self._follow(REPEAT, layer, ids, ids)
-        self._follow(TRAIL, layer, ids, ids)
-        if layer > 0:
-            self._follow(CROSS, layer, s.ids[self._place(s.token), layer - 1], ids)
         for row, span in zip(s.averages[layer], SPANS, strict=True):
             rate = max(F(1) / F(span), F(1) / F(s.token + 8))
             row *= F(1) - rate
@@ -147,7 +157,7 @@ class ReferenceLearner:
         x = np.zeros(s.lanes, np.float32)
         for expert in before:
             share = F(1) / F(s.top) / s.totals[kind, layer, expert]
-            x[: s.experts] += share * s.counts[kind, layer, :, expert]
+            x += share * s.counts[kind, layer, expert]
         return x
 
     def _describe(self, layer: int, ids: Ids) -> None:

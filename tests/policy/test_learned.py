@@ -79,7 +79,7 @@ def test_scores_of_a_prompt_count_from_the_step_after(policy: Learned) -> None:
     feed(alone, 0, 41)
     nearer = np.log(np.float64(np.float32(policy.state.discount)))
     for layer in range(LAYERS):
-        expected = alone.scores(layer) + (1 + layer / LAYERS) * nearer
+        expected = alone.rows[layer] + (1 + layer / LAYERS) * nearer
         np.testing.assert_allclose(policy.worth[layer], expected, rtol=1e-12)
 
 
@@ -99,12 +99,12 @@ def test_worth_in_a_batch_is_that_anyone_uses_the_expert(policy: Learned) -> Non
         step(policy, token, (1, token, token, 1), (2, token, 60 + token, 1))
     one, two = policy._voters
     for layer in range(LAYERS):
-        chances = 1 / (1 + np.exp(-np.stack([one.scores(layer), two.scores(layer)]).astype(float)))
+        chances = 1 / (1 + np.exp(-np.stack([one.rows[layer], two.rows[layer]]).astype(float)))
         anyone = 1 - np.prod(1 - chances, axis=0)
         nearer = (29 + layer / LAYERS) * np.log(np.float64(np.float32(policy.state.discount)))
         expected = np.log(anyone / (1 - anyone)) + nearer
         np.testing.assert_allclose(policy.worth[layer], expected, rtol=1e-9)
-    assert (one.scores(0) != two.scores(0)).any()
+    assert (one.rows[0] != two.rows[0]).any()
 
 
 def test_sequences_do_not_see_each_others_tokens(policy: Learned) -> None:
@@ -119,15 +119,13 @@ def test_sequences_do_not_see_each_others_tokens(policy: Learned) -> None:
         np.testing.assert_array_equal(found, getattr(alone.state, name), err_msg=name)
 
 
-def test_a_new_sequence_begins_with_the_averages_of_the_last(policy: Learned) -> None:
+def test_a_new_sequence_knows_nothing_of_the_last(policy: Learned) -> None:
     for token in range(30):
         step(policy, token, (1, token, token, 1))
     policy.tables()
-    averages = policy._streams[1].state.averages.copy()
-    fresh = policy._stream(Segment(2, 0, 1, 0)).state
-    np.testing.assert_array_equal(fresh.averages, averages)
-    assert not fresh.trails.any()
-    assert not fresh.features.any()
+    fresh, first = policy._stream(Segment(2, 0, 1, 0)).state, oracle(policy).state
+    for name in ("trails", "averages", "gate", "features", "scores"):
+        np.testing.assert_array_equal(getattr(fresh, name), getattr(first, name), err_msg=name)
 
 
 def test_streams_are_bounded_and_the_oldest_go(policy: Learned) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from miractl.policy.eviction import LeastRecentlyUsed
+from miractl.policy.eviction import Brain, LeastRecentlyUsed
+from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency
 from miractl.policy.routing import Routed, Segment
@@ -69,7 +70,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.world, self.told = World(), Told()
-        policy = LeastRecentlyUsed(LAYERS, EXPERTS)
+        heat = HeatTable(LAYERS, EXPERTS, 1, clock=self.world.clock)
+        policy = Brain(LeastRecentlyUsed(LAYERS, EXPERTS), heat)
         self.queue = TransferQueue(self.world, self.world.clock, workers=1)
         self.cache = ExpertCache(
             Residency(LAYERS + 3, (1,) * LAYERS, 2, policy),
@@ -83,6 +85,7 @@ class Bench:
         ids = np.array([[expert]])
         segments = (Segment(0, 0, 1, 1),)
         step = Routed(layer, ids, np.ones((1, 1), np.float32), segments, 0)
+        self.cache.residency.record(step)
         self.prefetcher.settle(step)
         for _ in self.cache.serve(layer, [expert], lambda: self.prefetcher.bet(step, None)):
             pass

@@ -49,7 +49,7 @@ def test_c_and_numpy_learn_the_same_bits(
     feed(slow, routing)
     for layer in range(layers):
         expected = slow.state.scores[layer, :experts]
-        np.testing.assert_array_equal(fast.scores(layer), expected)
+        np.testing.assert_array_equal(fast.rows[layer], expected)
     for name in KNOWN:
         one, other = getattr(fast.state, name), getattr(slow.state, name)
         np.testing.assert_array_equal(one, other, err_msg=name)
@@ -83,7 +83,7 @@ def test_a_score_knows_nothing_of_what_comes() -> None:
         other = token[layer] if layer < 2 else (token[layer] + 1) % 12
         whole.record(layer, other, gates)
     for layer in range(4):
-        assert (part.scores(layer) == whole.scores(layer)).all() == (layer < 2)
+        assert (part.rows[layer] == whole.rows[layer]).all() == (layer < 2)
 
 
 def test_it_learns_what_recency_cannot() -> None:

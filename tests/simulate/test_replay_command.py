@@ -31,6 +31,14 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_without_a_trace_it_is_the_demo_models(miractl: Miractl) -> None:
+    result = miractl("replay", "--slots", "25%", "--policy", "lru,learned", "--json")
+    (trace,) = json.loads(result.stdout)["traces"]
+    assert (trace["model"], trace["layers"], trace["experts"]) == ("miractl-demo", 6, 32)
+    rates = {p["policy"]: p["hit_rate"] for p in trace["runs"][0]["policies"]}
+    assert rates["lru"] + 0.05 < rates["learned"] < rates["optimum"]
+
+
 def test_the_table(trace: str, miractl: Miractl) -> None:
     result = miractl("replay", trace, "--slots", "25%")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -128,6 +136,6 @@ def test_wrong_usage_is_one_line(
     assert said in result.stderr
 
 
-def test_no_trace_no_replay(tmp_path: Path, miractl: Miractl) -> None:
-    assert "No such file" in miractl("replay", str(tmp_path / "no.npz")).stderr
-    assert miractl("replay").exit_code == 2
+def test_a_trace_that_is_not_there(tmp_path: Path, miractl: Miractl) -> None:
+    result = miractl("replay", str(tmp_path / "no.npz"))
+    assert (result.exit_code, "No such file" in result.stderr) == (2, True)

@@ -39,12 +39,11 @@ typedef struct {
     int32_t window; /* tokens until a score is judged */
     float discount; /* an expert used d tokens later counts discount^(d - 1) */
     float weight_rate, table_rate;
-    int64_t begin;                /* first token of the stream; older averages may be given to it */
-    int64_t token;                /* the last one; begin - 1 before the first */
+    int64_t token;                /* of the stream, counts from 0; -1 before the first */
     float *weights, *weight_sums; /* shared: [FEATURES] */
     float *bias, *bias_sums;      /* shared: [layers][lanes] */
     float *table, *table_sums;    /* shared: [layers][CONTEXTS][experts][lanes] */
-    float *counts;                /* shared: [3][layers][experts][lanes]: followed whom (lane) */
+    float *counts;                /* shared: [3][layers][experts][lanes]: what followed whom */
     float *totals;                /* shared: [3][layers][lanes] */
     float *trails;                /* [3][layers][lanes] */
     float *averages;              /* [layers][FEATURES - 5][lanes] */

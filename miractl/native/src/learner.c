@@ -17,8 +17,10 @@
 #define AVERAGES (MIRA_FEATURES - 5)
 #define GATE_RATE 0.25f
 #define MOST_COUNTS 4096.0f /* an expert that has been followed so often halves: it can change */
+#define FAINTEST 0x1p-10f   /* a trail below it is none */
 
-/* What followed an expert: of the token before, of all before, of the layer before at those. */
+/* What followed an expert: of the token before, of all before, of the layer before at those. It is
+ * counted after the last layer: a score knows of what followed up to the token before. */
 enum { REPEAT, TRAIL, CROSS, COUNTS };
 static const float TRAIL_DECAYS[COUNTS] = {0, 0.8f, 0.8f};
 static const float SPANS[AVERAGES] = {5, 20, 100, 1000}; /* tokens */
@@ -55,9 +57,10 @@ static const uint16_t *context(const mira_learner *m, int64_t token, int32_t lay
 
 /* --- counts ----------------------------------------------------------------------------------- */
 
-static float *counts_of(const mira_learner *m, int32_t kind, int32_t layer, int32_t after)
+/* What followed an expert, [lanes]. */
+static float *counts_of(const mira_learner *m, int32_t kind, int32_t layer, int32_t before)
 {
-    return m->counts + (((size_t)kind * m->layers + layer) * m->experts + after) * m->lanes;
+    return m->counts + (((size_t)kind * m->layers + layer) * m->experts + before) * m->lanes;
 }
 
 static float *totals_of(const mira_learner *m, int32_t kind, int32_t layer)
@@ -65,20 +68,24 @@ static float *totals_of(const mira_learner *m, int32_t kind, int32_t layer)
     return m->totals + ((size_t)kind * m->layers + layer) * m->lanes;
 }
 
-/* Count that `ids` followed experts of these weights, [lanes]. */
-static void count(mira_learner *m, int32_t kind, int32_t layer, const float *before,
+/* Count that `ids` followed the experts of a trail. */
+static void count(mira_learner *m, int32_t kind, int32_t layer, const float *trail,
                   const uint16_t *ids)
 {
     float *totals = totals_of(m, kind, layer);
-    vector_add(totals, before, m->lanes);
-    for (int32_t i = 0; i < m->top; i++)
-        vector_add(counts_of(m, kind, layer, ids[i]), before, m->lanes);
-    for (int32_t e = 0; e < m->experts; e++)
-        if (totals[e] >= MOST_COUNTS) {
-            totals[e] *= 0.5f;
-            for (int32_t after = 0; after < m->experts; after++)
-                counts_of(m, kind, layer, after)[e] *= 0.5f;
-        }
+    for (int32_t before = 0; before < m->experts; before++) {
+        if (trail[before] == 0)
+            continue;
+        float *row = counts_of(m, kind, layer, before);
+        totals[before] += trail[before];
+        for (int32_t i = 0; i < m->top; i++)
+            row[ids[i]] += trail[before];
+        if (totals[before] < MOST_COUNTS)
+            continue;
+        totals[before] *= 0.5f;
+        for (int32_t e = 0; e < m->lanes; e++)
+            row[e] *= 0.5f;
+    }
 }
 
 /* Count what followed the experts of a trail, then let it fade and lay on `fresh`. */
@@ -90,10 +97,22 @@ static void follow(mira_learner *m, int32_t kind, int32_t layer, const uint16_t 
         memset(trail, 0, m->lanes * sizeof *trail);
     else
         count(m, kind, layer, trail, ids);
-    for (int32_t e = 0; e < m->lanes; e++)
+    for (int32_t e = 0; e < m->lanes; e++) {
         trail[e] *= TRAIL_DECAYS[kind];
+        trail[e] = trail[e] < FAINTEST ? 0 : trail[e];
+    }
     for (int32_t i = 0; i < m->top; i++)
         trail[fresh[i]] += 1;
+}
+
+/* Count what followed what at the last token. */
+static void tally(mira_learner *m, int32_t layer)
+{
+    const uint16_t *ids = ids_at(m, m->token, layer);
+    follow(m, REPEAT, layer, ids, ids);
+    follow(m, TRAIL, layer, ids, ids);
+    if (layer > 0)
+        follow(m, CROSS, layer, ids_at(m, m->token, layer - 1), ids);
 }
 
 static void average(mira_learner *m, int32_t layer, const uint16_t *ids, const float *probabilities)
@@ -116,15 +135,6 @@ static void average(mira_learner *m, int32_t layer, const uint16_t *ids, const f
         gate[ids[i]] += sum > 0 && sum < INFINITY ? GATE_RATE * m->top * probabilities[i] / sum : GATE_RATE;
 }
 
-static void tally(mira_learner *m, int32_t layer, const uint16_t *ids, const float *probabilities)
-{
-    follow(m, REPEAT, layer, ids, ids);
-    follow(m, TRAIL, layer, ids, ids);
-    if (layer > 0)
-        follow(m, CROSS, layer, ids_at(m, m->token, layer - 1), ids);
-    average(m, layer, ids, probabilities);
-}
-
 /* --- score and step --------------------------------------------------------------------------- */
 
 /* Mean over the given experts of what followed each. */
@@ -132,17 +142,10 @@ static void expect(const mira_learner *m, int32_t kind, int32_t layer, const uin
                    float *x)
 {
     const float *totals = totals_of(m, kind, layer);
-    float *shares = m->scratch; /* [top] */
-    for (int32_t i = 0; i < m->top; i++)
-        shares[i] = 1.0f / m->top / totals[from[i]];
     memset(x, 0, m->lanes * sizeof *x);
-    for (int32_t e = 0; e < m->experts; e++) { /* by rows, as they lie in memory */
-        const float *row = counts_of(m, kind, layer, e);
-        float sum = 0;
-        for (int32_t i = 0; i < m->top; i++)
-            sum += shares[i] * row[from[i]];
-        x[e] = sum;
-    }
+    for (int32_t i = 0; i < m->top; i++)
+        vector_add_scaled(x, counts_of(m, kind, layer, from[i]), 1.0f / m->top / totals[from[i]],
+                          m->lanes);
 }
 
 static void describe(mira_learner *m, int32_t layer, const uint16_t *ids)
@@ -221,10 +224,10 @@ static void rate(mira_learner *m, int32_t layer, int32_t starts, const uint16_t 
 {
     if (layer == 0) {
         m->token++;
-        m->starts[place(m, m->token)] = starts || m->token == m->begin;
+        m->starts[place(m, m->token)] = starts || m->token == 0;
     }
     memcpy(ids_at(m, m->token, layer), ids, m->top * sizeof *ids);
-    tally(m, layer, ids, probabilities);
+    average(m, layer, ids, probabilities);
     describe(m, layer, ids);
     score(m, m->token, layer, m->scores + (size_t)layer * m->lanes);
 }
@@ -244,7 +247,9 @@ int mira_rate(mira_learner *const *learners, int32_t count, int32_t layer, const
 
 void learner_update(mira_learner *m)
 {
-    if (m->token - m->window >= m->begin)
+    for (int32_t layer = 0; layer < m->layers; layer++)
+        tally(m, layer);
+    if (m->token >= m->window)
         for (int32_t layer = 0; layer < m->layers; layer++)
             learn(m, m->token - m->window, layer);
 }

@@ -1,0 +1,175 @@
+"""How fast a model reads a prompt and goes on: the same random tokens through every contender.
+
+Contenders take turns, so that a slow minute meets all of them, and each has one round that is not
+counted: memory is touched, caches fill.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from miractl.runtime.engine import Engine, EngineOptions
+from miractl.runtime.loading import Checkpoint
+from miractl.runtime.verify import refuse_too_large
+from miractl.telemetry.snapshot import Snapshot
+
+OURS, STOCK = "miractl", "transformers"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Seconds of one part of one round, on the clock and of all processors."""
+
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    @property
+    def cpu_rate(self) -> float:
+        """Tokens a second of processor time."""
+        return self.tokens / self.cpu_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the cache did while tokens were generated, over all counted rounds."""
+
+    hit_rate: float | None  # of lookups; None without one
+    bytes_per_token: float  # brought into slots
+
+
+@dataclass(slots=True)
+class Contender:
+    """A model and what was measured of it. `snapshot` asks its cache; None: it has none."""
+
+    model: PreTrainedModel
+    snapshot: Callable[[], Snapshot] | None = None
+    prefill: list[Lap] = field(default_factory=list)
+    decode: list[Lap] = field(default_factory=list)
+    _uses: list[tuple[int, int, int]] = field(default_factory=list)  # lookups, hits, bytes
+
+    @property
+    def cache_use(self) -> CacheUse | None:
+        """None for a model without a cache."""
+        if not self._uses:
+            return None
+        lookups, hits, moved = (sum(column) for column in zip(*self._uses, strict=True))
+        tokens = sum(lap.tokens for lap in self.decode)
+        return CacheUse(hits / lookups if lookups else None, moved / tokens)
+
+    @torch.no_grad()
+    def run(self, prompt: torch.Tensor, tokens: int) -> None:
+        """One round: a prompt [1, P], then `tokens` more, the likeliest each."""
+        device = self.model.device
+        step = _stepper(self.model)
+        with _lap(self.prefill, prompt.shape[1], device):
+            ids, past = step(prompt.to(device), None)
+        before = self._counts()
+        with _lap(self.decode, tokens, device):
+            for _ in range(tokens):
+                ids, past = step(ids, past)
+        if before is not None and (after := self._counts()) is not None:
+            lookups, hits, moved = (b - a for a, b in zip(before, after, strict=True))
+            self._uses.append((lookups, hits, moved))
+
+    def forget(self) -> None:
+        """Drop what was measured."""
+        for laps in (self.prefill, self.decode, self._uses):
+            laps.clear()
+
+    def _counts(self) -> tuple[int, int, int] | None:
+        if self.snapshot is None:
+            return None
+        facts = self.snapshot()
+        return facts.cache.lookups, facts.cache.hits, facts.transfer.bytes
+
+
+def measure(
+    contenders: Mapping[str, Contender],
+    prompt_tokens: int,
+    tokens: int,
+    repeats: int,
+    progress: Progress,
+) -> None:
+    """Run rounds of all contenders; what was measured is theirs."""
+    models = [contender.model for contender in contenders.values()]
+    vocabulary = min(int(model.config.get_text_config().vocab_size) for model in models)
+    generator = torch.Generator().manual_seed(0)
+    for number in range(repeats + 1):
+        prompt = torch.randint(1, vocabulary, (1, prompt_tokens), generator=generator)
+        for name, contender in contenders.items():
+            progress(f"{name}: round", number, repeats)
+            contender.run(prompt, tokens)
+            if number == 0:
+                contender.forget()
+
+
+@contextmanager
+def contenders_of(
+    options: EngineOptions, with_stock: bool
+) -> Iterator[tuple[dict[str, Contender], dict[str, Any]]]:
+    """Our engine and, if wanted, the stock model, by name; and JSON-ready facts of the run.
+
+    Raises MiractlError where the stock model does not fit the RAM.
+    """
+    engine = Engine.load(options)
+    try:
+        contenders = {OURS: Contender(engine.model, engine.snapshot)}
+        if with_stock:
+            refuse_too_large(engine.outline)
+            stock = Checkpoint(options.model_path, engine.outline).load_stock(engine.model.dtype)
+            contenders[STOCK] = Contender(stock.to(engine.model.device))  # type: ignore[arg-type]
+        facts = {
+            "device": str(engine.model.device),
+            "dtype": str(engine.model.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "slots": engine.plan.slots,
+            "experts": len(engine.outline.layers) * engine.outline.experts,
+            "expert_memory_bytes": engine.arena.nbytes,
+        }
+        yield contenders, facts
+    finally:
+        engine.close()
+
+
+Step = Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any]]
+
+
+def _stepper(model: PreTrainedModel) -> Step:
+    """(ids [1, n], cache) -> (likeliest next id [1, 1], cache)."""
+    accepted = inspect.signature(model.forward).parameters
+    last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+    cache = "cache" if "cache" in accepted else "past_key_values"
+
+    def step(ids: torch.Tensor, past: Any) -> tuple[torch.Tensor, Any]:
+        out = model(input_ids=ids, use_cache=True, **{cache: past}, **last)
+        return out.logits[:, -1:].argmax(-1), out[cache]
+
+    return step
+
+
+@contextmanager
+def _lap(laps: list[Lap], tokens: int, device: torch.device) -> Iterator[None]:
+    """Take the time of a block, the device's work included."""
+    _finish(device)
+    begun, cpu = time.perf_counter(), time.process_time()
+    yield
+    _finish(device)
+    laps.append(Lap(tokens, time.perf_counter() - begun, time.process_time() - cpu))
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
