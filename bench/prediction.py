@@ -6,7 +6,8 @@ Traces as for bench/policies.py. Recall at n is the share of a layer's chosen ex
 the n most probable, known as soon as the layer before has chosen; the first layer is left out.
 "Off" is the largest difference between predicted and observed frequency over bins of 0.05 with at
 least 1,000 predictions: of the predictor, and of what the gate of bets makes of it by its record.
-`markov` is the plain table of the layer before. Fails if a figure is worse than its bound.
+`markov` are the plain tables of the layer and of the token before. Fails if a figure is worse than
+its bound.
 """
 
 import argparse
@@ -21,25 +22,28 @@ from miractl.native.bets import Bets, BetsState, Moment
 from miractl.native.predictor import BINS, Predictor, PredictorState
 from miractl.native.replay import Routing
 from miractl.output import table
-from miractl.policy.prediction import MarkovTable
+from miractl.policy.markov import MarkovTable
+from miractl.policy.routing import Routed, Segment
 
 AIM, MOST_OFF = 0.72, 0.07
-MARKOV_TOKENS = 1500  # the plain table is Python: the beginning of a trace is enough
+MARKOV_TOKENS = 1500  # the tables are Python: the beginning of a trace is enough
 
 
 def markov_recall(routing: Routing) -> float:
-    """Recall at k of the runtime's own table."""
-    ids = routing.ids[:MARKOV_TOKENS].astype(np.int64)
+    """Recall at k of the runtime's own tables."""
     markov = MarkovTable(routing.layers, routing.experts, routing.top)
-    found = 0
-    for token in ids:
-        for layer, chosen in enumerate(token):
-            markov.observe(layer, chosen[None])
-            probabilities = markov.predict(layer, chosen[None])
+    found, tokens = 0, min(MARKOV_TOKENS, routing.tokens)
+    for token in range(tokens):
+        whole = (Segment(0, 0, 1, token),)
+        ids = routing.ids[token].astype(np.int64)
+        for layer in range(routing.layers):
+            gates = routing.probabilities[token, layer, None]
+            markov.observe(Routed(layer, ids[layer, None], gates, whole, token))
+            probabilities = markov.guess(1)
             if probabilities is not None:
                 best = np.argsort(-probabilities, kind="stable")[: routing.top]
-                found += len(np.intersect1d(best, token[layer + 1]))
-    return found / ids[:, 1:].size
+                found += len(np.intersect1d(best, ids[layer + 1]))
+    return found / (tokens * (routing.layers - 1) * routing.top)
 
 
 def main() -> None:
