@@ -127,23 +127,24 @@ _ALL = (
     Parameter("max_staged_experts", "int", 4, "Experts under way at once, at most.", 0, 1024),
     Parameter(
         *("prediction_mode", "str", "lookahead", "How the next experts are predicted."),
-        choices=("lookahead", "markov"),
+        choices=(
+            *("lookahead", "learned", "markov", "token-position", "hybrid"),
+            *("popularity", "shuffle"),
+        ),
     ),
     Parameter(
-        *("prediction_horizon", "int", 3, "Steps to predict ahead. No effect yet: 1.", 1, 8),
+        *("prediction_horizon", "int", 3, "Layers to predict ahead, if the link is slow.", 1, 8),
     ),
     Parameter(
         *("prediction_confidence", "float", 0.8, "Probability to cover with candidates.", 0, 1),
         low_open=True,
     ),
-    Parameter(
-        "dynamic_resampling", "bool", True, "Sample the prediction tables anew. No effect yet."
-    ),
+    Parameter("dynamic_resampling", "bool", True, "Sample the prediction tables anew as they age."),
     Parameter(
         "resample_interval_tokens",
         "int",
         10000,
-        "Tokens between two samplings. No effect yet.",
+        "Tokens between two samplings.",
         100,
     ),
     Parameter(
@@ -151,8 +152,6 @@ _ALL = (
     ),
     Parameter("prefetch", "bool", True, "Fetch predicted experts before they are asked for."),
 )
-# Part of every profile, but nothing in this version acts on them: whoever sets one is told.
-WITHOUT_EFFECT = ("prediction_horizon", "dynamic_resampling", "resample_interval_tokens")
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
 
 

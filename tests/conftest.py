@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from miractl.native import available, why_not
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -59,3 +61,13 @@ def miractl() -> Callable[..., Result]:
         return CliRunner().invoke(cli, args, prog_name="miractl")
 
     return run
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    """Skip without the library, unless it is required."""
+    if available():
+        return
+    if os.environ.get("MIRACTL_REQUIRE_NATIVE"):
+        pytest.fail(str(why_not()))
+    pytest.skip(str(why_not()))

@@ -1,7 +1,5 @@
 """`miractl replay`: what each cache policy would have hit on recorded routing, and why."""
 
-import csv
-import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,22 +7,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miractl import units
-from miractl.cli.options import json_option
+from miractl.cli.options import complete_profile, json_option
+from miractl.cli.replay_report import Result, csv_of, print_result, result_facts
 from miractl.errors import MiractlError, UsageError
-from miractl.output import Output, table
+from miractl.output import Output
 from miractl.paths import DEMO_TRACE
 from miractl.suggest import nearest
 
 if TYPE_CHECKING:
     from miractl.native.replay import Routing
-    from miractl.simulate.study import Score
+    from miractl.simulate.linked import LinkScore
+    from miractl.simulate.whatif import Asked
     from miractl.telemetry.trace import Trace
 
 SCHEMA = "miractl.replay/1"
 SHOWN = ("lru", "lfu", "heat", "learned", "belady", "optimum")
 SHARES = "12.5%,25%,50%"
 PICTURE_SHARES = "6.25%,12.5%,18.75%,25%,37.5%,50%,62.5%,75%"
-WORST = 3
 
 
 @click.command()
@@ -48,11 +47,22 @@ WORST = 3
 @click.option("--link", metavar="RATE", help="Rate of the link, 15.8GB/s; with --expert-size.")
 @click.option("--expert-size", metavar="SIZE", help="Bytes of an expert, 13MB; with --link.")
 @click.option(
+    "--layer-time",
+    metavar="DURATION",
+    help="Time that a layer computes.  [default: by the profile's card, else the token's part]",
+)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="Play on the card of a profile: its link, and the slots that fit.",
+    shell_complete=complete_profile,
+)
+@click.option(
     "--token-time",
     metavar="DURATION",
     default="50ms",
     show_default=True,
-    help="Time of a token; the heat score runs on it.",
+    help="Time of a token; the heat score runs on it, and layers without a time of their own.",
 )
 @click.option(
     "--csv", "as_csv", is_flag=True, help="Print CSV, a row for each policy and number of slots."
@@ -67,7 +77,10 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
 
     Caches start cold, learners empty; every expert that a token asks for counts. "Gap" is the share
     of the way from LRU to the best there can be with the policy's own freedoms: 0 is LRU, 1 is a
-    cache that knows the future. Nothing is prefetched, so nothing is late or wasted.
+    cache that knows the future.
+
+    On a link (--link, or a --profile's) the recording is played in time, with and without
+    prefetches: a late one is no hit, and one in vain costs what it delays.
 
     \b
     Policies: lru, lfu, random, heat, lru-pool, learned, learned-layer,
@@ -79,38 +92,63 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
       miractl replay
       miractl replay trace.npz
       miractl replay trace.npz --slots 25% --link 15.8GB/s --expert-size 13MB
+      miractl replay trace.npz --profile a10
       miractl replay a.npz b.npz --policy all --json
       miractl replay trace.npz -o hits.png
       miractl replay trace.npz --as-recorded --policy learned,heat,lru
     """
-    from miractl.simulate.study import compare, routing_of
+    from miractl.simulate.study import routing_of
     from miractl.telemetry.trace import read_trace
 
     names = [] if options["as_recorded"] else _names(options["policies"])
     traces = traces or (str(DEMO_TRACE),)
     seconds = _parsed("--token-time", options["token_time"], units.parse_seconds)
-    fetch = _fetch_seconds(options["link"], options["expert_size"])
-    wanted = options["slots"] or (PICTURE_SHARES if output else SHARES)
+    asked = _asked(options, seconds)
+    wanted = options["slots"] or (PICTURE_SHARES if output else None)
     out = Output(json=options["as_json"])
     if options["as_recorded"]:
-        _replay_recorded(traces, output, options, seconds, wanted, out)
+        _replay_recorded(traces, output, options, seconds, wanted or SHARES, out)
         return
-    results: list[tuple[Trace, Routing, list[list[Score]]]] = []
+    results = []
     for path in traces:
         trace = read_trace(Path(path))
         routing = routing_of(trace)
-        slots = _slots(wanted, routing)
-        results.append((trace, routing, [compare(routing, n, names, seconds) for n in slots]))
+        results.append(_replayed(trace, routing, names, wanted, asked, seconds))
     if output:
         _draw(output, results, out)
     if options["as_json"]:
-        facts = [_facts(*result, fetch) for result in results]
+        facts = [result_facts(result) for result in results]
         out.json({"schema": SCHEMA, "token_seconds": seconds, "traces": facts})
     elif options["as_csv"]:
-        out.data(_csv(results, fetch))
+        out.data(csv_of(results))
     else:
         for number, result in enumerate(results):
-            _print(*result, fetch, out, "\n" if number else "")
+            print_result(result, out, "\n" if number else "")
+
+
+def _replayed(
+    trace: "Trace",
+    routing: "Routing",
+    names: list[str],
+    wanted: str | None,
+    asked: "Asked | None",
+    seconds: float,
+) -> Result:
+    """One trace at every number of slots, on a link if there is one."""
+    from miractl.simulate.linked import compare_on_link, foresee
+    from miractl.simulate.study import compare
+    from miractl.simulate.whatif import setting_for
+
+    setting, fitting = (None, None) if asked is None else setting_for(asked, trace, routing)
+    counts = [fitting] if wanted is None and fitting else _slots(wanted or SHARES, routing)
+    groups = [compare(routing, count, names, seconds) for count in counts]
+    linked: list[list[LinkScore]] = []
+    if setting is not None:
+        guesses = foresee(routing, setting.reach)
+        linked = [
+            compare_on_link(routing, count, names, setting, guesses, seconds) for count in counts
+        ]
+    return Result(trace, routing, groups, setting, linked)
 
 
 def _replay_recorded(
@@ -125,8 +163,10 @@ def _replay_recorded(
     from miractl.simulate.study import routing_of
     from miractl.telemetry.trace import read_trace
 
-    if output or options["as_csv"] or options["link"]:
-        raise UsageError("--as-recorded prints a table or JSON", hint="leave -o, --csv, --link out")
+    if output or options["as_csv"] or options["link"] or options["profile"]:
+        raise UsageError(
+            "--as-recorded prints a table or JSON", hint="leave -o, --csv, --link and --profile out"
+        )
     paths = [Path(path) for path in traces]
     slots = [_slots(wanted, routing_of(read_trace(path))) for path in paths]
     replay_recorded(
@@ -155,19 +195,39 @@ def _parsed(option: str, text: str, parse: Any) -> Any:
         raise UsageError(f"{option}: {error}") from None
 
 
-def _fetch_seconds(link: str | None, size: str | None) -> float | None:
-    """Seconds to bring one expert; None if not asked for."""
-    if (link is None) != (size is None):
+def _asked(options: dict[str, Any], token_seconds: float) -> "Asked | None":
+    """What is said of a machine; None if nothing is."""
+    from miractl.profiles import load_profile
+    from miractl.simulate.whatif import Asked
+
+    link, size, profile = options["link"], options["expert_size"], options["profile"]
+    layer = options["layer_time"]
+    if profile is None and link is None and size is None:
+        if layer is not None:
+            raise UsageError("--layer-time needs a link", hint="--link 15.8GB/s --expert-size 13MB")
+        return None
+    if profile is None and (link is None or size is None):
         missing = "--expert-size" if size is None else "--link"
         raise UsageError(
             f"{missing} is missing", hint="--link 15.8GB/s --expert-size 13MB belong together"
         )
-    if link is None:
+    return Asked(
+        token_seconds,
+        link=_above_zero("--link", link, units.parse_rate),
+        expert_bytes=_above_zero("--expert-size", size, units.parse_bytes),
+        layer_seconds=_above_zero("--layer-time", layer, units.parse_seconds),
+        profile=None if profile is None else load_profile(profile),
+    )
+
+
+def _above_zero(option: str, text: str | None, parse: Any) -> Any:
+    """The value, None if not given. Raises UsageError for 0."""
+    if text is None:
         return None
-    rate = float(_parsed("--link", link, units.parse_rate))
-    if rate <= 0:
-        raise UsageError(f"--link: {link!r} moves nothing")
-    return float(_parsed("--expert-size", size or "", units.parse_bytes)) / rate
+    value = _parsed(option, text, parse)
+    if value <= 0:
+        raise UsageError(f"{option}: {text!r} is nothing")
+    return value
 
 
 def _slots(text: str, routing: "Routing") -> list[int]:
@@ -186,126 +246,17 @@ def _slots(text: str, routing: "Routing") -> list[int]:
     return sorted(found)
 
 
-def _worst(routing: "Routing", trace: "Trace", scores: "list[Score]") -> list[tuple[int, float]]:
-    """Layers where the default hits least, by the model's own index."""
-    from miractl.policy.registry import DEFAULT
-
-    score = next((s for s in scores if s.policy == DEFAULT), scores[0])
-    indices = trace.layer_indices or range(routing.layers)
-    return sorted(zip(indices, score.layer_rates, strict=True), key=lambda pair: pair[1])[:WORST]
-
-
-def _print(
-    trace: "Trace",
-    routing: "Routing",
-    groups: "list[list[Score]]",
-    fetch: float | None,
-    out: Output,
-    before: str,
-) -> None:
-    from miractl.policy.registry import POLICIES
-    from miractl.simulate.study import verdict
-
-    out.data(
-        before + out.style(f"{trace.name}{f' · {trace.model}' if trace.model else ''}", "bold")
-    )
-    cycle = routing.layers * routing.top
-    out.data(
-        f"{routing.tokens:,} tokens, {routing.layers} layers, {routing.top} of {routing.experts}"
-        f" experts; a token asks for {cycle} (one LRU over all layers needs more slots to hit)"
-    )
-    for scores in groups:
-        slots = scores[0].slots
-        share = units.format_share(slots / routing.experts)
-        out.data(f"\n{slots} slots a layer, {slots * routing.layers:,} in all, {share}")
-        rows = [
-            (
-                *(s.policy, units.format_share(s.hit_rate), _two(s.gap)),
-                *(f"{s.misses_per_token:.1f}", f"{s.entered_per_token:.1f}"),
-                *(() if fetch is None else (units.format_seconds(s.misses_per_token * fetch),)),
-                POLICIES[s.policy].summary,
-            )
-            for s in scores
-        ]
-        link = () if fetch is None else ("link/token",)
-        headers = ("policy", "hits", "gap", "misses/token", "kept/token", *link, "what it does")
-        out.data(table(rows, headers))
-        worst = ", ".join(
-            f"{layer} ({units.format_share(rate)})"
-            for layer, rate in _worst(routing, trace, scores)
-        )
-        out.data(f"worst layers: {worst}\n{verdict(scores)}")
-
-
-def _two(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
-
-
-def _fields(score: "Score", fetch: float | None) -> dict[str, Any]:
-    return {
-        "policy": score.policy,
-        "slots_per_layer": score.slots,
-        "hit_rate": score.hit_rate,
-        "gap": score.gap,
-        "gap_to_belady": score.layer_gap,
-        "misses_per_token": score.misses_per_token,
-        "entered_per_token": score.entered_per_token,
-        "link_seconds_per_token": None if fetch is None else score.misses_per_token * fetch,
-    }
-
-
-def _facts(
-    trace: "Trace", routing: "Routing", groups: "list[list[Score]]", fetch: float | None
-) -> dict[str, Any]:
-    from miractl.simulate.study import verdict
-
-    return {
-        "trace": trace.name,
-        "model": trace.model,
-        "tokens": routing.tokens,
-        "layers": routing.layers,
-        "experts": routing.experts,
-        "top_k": routing.top,
-        "token_cycle": routing.layers * routing.top,
-        "runs": [
-            {
-                "slots_per_layer": scores[0].slots,
-                "share": scores[0].slots / routing.experts,
-                "verdict": verdict(scores),
-                "policies": [
-                    {**_fields(s, fetch), "layer_hit_rates": list(s.layer_rates)} for s in scores
-                ],
-            }
-            for scores in groups
-        ],
-    }
-
-
-def _csv(results: "list[tuple[Trace, Routing, list[list[Score]]]]", fetch: float | None) -> str:
-    text = io.StringIO()
-    rows = [
-        {"trace": trace.name, **_fields(score, fetch)}
-        for trace, _, groups in results
-        for scores in groups
-        for score in scores
-    ]
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().rstrip("\n")
-
-
-def _draw(
-    output: str, results: "list[tuple[Trace, Routing, list[list[Score]]]]", out: Output
-) -> None:
+def _draw(output: str, results: list[Result], out: Output) -> None:
     """Write the picture whole or not at all."""
     from miractl.simulate.picture import render_png
 
     if len(results) > 1:
         raise UsageError("-o draws one trace", hint="name one TRACE")
-    trace, routing, groups = results[0]
-    scores = [score for group in groups for score in group]
-    picture = render_png(trace.model or trace.name, routing.experts, scores)
+    result = results[0]
+    scores = [score for group in result.groups for score in group]
+    linked = [score for group in result.linked for score in group]
+    title = result.trace.model or result.trace.name
+    picture = render_png(title, result.routing.experts, scores, linked)
     target = Path(output)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:

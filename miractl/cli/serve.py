@@ -93,7 +93,7 @@ def command(
     from miractl import log
     from miractl.config import resolve_parameters
     from miractl.plan.request import request_from
-    from miractl.profiles import PARAMETERS, WITHOUT_EFFECT, load_profile
+    from miractl.profiles import load_profile
     from miractl.server.config import ServerConfig
 
     log.configure(log_level, log_format)
@@ -106,11 +106,8 @@ def command(
     loaded = load_profile(profile)
     settings = resolve_parameters(loaded, parameters)
     path, model_id = locate(model)
-    idle = [n for n in WITHOUT_EFFECT if settings[n].value != PARAMETERS[n].default]
     config = ServerConfig(host, port, context, max_concurrency, kv_memory)
     out = _Lines() if log_format == "json" else Output()
-    for name in idle:
-        out.warn(f"{name} is set ({settings[name].origin}) and has no effect in this version")
     expert_memory = expert_memory_for(model, expert_memory, out)
     request = request_from(
         settings,

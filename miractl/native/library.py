@@ -13,13 +13,14 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 3  # MIRA_ABI of miractl_native.h
+ABI = 4  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
 PREFERRED = ("vnni", "avx2", "neon", "scalar")
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32
+_DOUBLE = ctypes.c_double
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_abi": (_INT, ()),
     "mira_matrix_bytes": (_SIZE, (_ADDRESS,)),
@@ -39,10 +40,16 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_tutor_wait": (None, (_ADDRESS,)),
     "mira_teach": (None, (_ADDRESS, _ADDRESS, _INT)),
     "mira_rate": (_INT, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS)),
-    "mira_predict": (None, (_ADDRESS, _INT, _INT)),
+    "mira_begin": (None, (_ADDRESS, _INT)),
+    "mira_predict": (None, (_ADDRESS, _INT)),
     "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
-    "mira_foresee": (None, (_ADDRESS,) * 4),
-    "mira_replay": (_INT, (_ADDRESS,) * 5),
+    "mira_foresee": (None, (_ADDRESS,) * 3),
+    "mira_replay": (_INT, (_ADDRESS,) * 6),
+    "mira_bets_choose": (_INT, (_ADDRESS,) * 5),
+    "mira_bets_judge": (None, (_ADDRESS, _INT, _ADDRESS, _INT, _DOUBLE)),
+    "mira_bets_account": (None, (_ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE)),
+    "mira_bets_calibrated": (_DOUBLE, (_ADDRESS, _INT, _DOUBLE)),
+    "mira_timeline": (_INT, (_ADDRESS,) * 8),
     "mira_layer": (
         _INT,
         (_ADDRESS,) * 3 + (_INT, _ADDRESS, _INT, _ADDRESS, _INT) + (_ADDRESS,) * 3,

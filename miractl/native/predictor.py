@@ -3,9 +3,9 @@
 The arrays are numpy's, so that they can be looked at, saved and loaded.
 """
 
+import copy
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ Floats = NDArray[np.float32]
 HINTS, SOURCES, BINS = 9, 4, 20  # as in brain.h
 WEIGHT_RATE, TABLE_RATE = 0.05, 0.07
 PSEUDO_ROWS = 4.0  # prior counts of each table, spread evenly
+FADED_SUMS = 3.0  # of AdaGrad, at most, when a table is to change again
 START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
 
 _ARRAYS = (
@@ -27,7 +28,7 @@ _ARRAYS = (
 
 class _Predictor(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top")),
+        *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top", "ahead")),
         *((name, ctypes.c_float) for name in ("weight_rate", "table_rate")),
         ("token", ctypes.c_int64),
         ("begins", ctypes.c_int32),
@@ -44,13 +45,14 @@ class PredictorState:
         experts: int,
         top: int,
         *,
+        ahead: int = 1,
         weight_rate: float = WEIGHT_RATE,
         table_rate: float = TABLE_RATE,
     ) -> None:
         """Raises ValueError for sizes that make no model."""
-        if not (layers > 0 and 0 < top <= experts <= 1 << 16):
-            raise ValueError(f"Got {layers = }, {experts = }, {top = }")
-        self.layers, self.experts, self.top = layers, experts, top
+        if not (layers > 0 and 0 < top <= experts <= 1 << 16 and ahead > 0):
+            raise ValueError(f"Got {layers = }, {experts = }, {top = }, {ahead = }")
+        self.layers, self.experts, self.top, self.ahead = layers, experts, top, ahead
         self.weight_rate, self.table_rate = weight_rate, table_rate
         self.lanes = lanes = -(-experts // 8) * 8
         self.token, self.begins = -1, 0
@@ -63,25 +65,27 @@ class PredictorState:
         self.counts = np.full(pairs, PSEUDO_ROWS * prior, np.float32)
         self.totals = np.full((layers, SOURCES, lanes), PSEUDO_ROWS, np.float32)
         self.averages = np.full((layers, SOURCES, lanes), prior, np.float32)
-        self.hints = np.zeros((layers, HINTS, lanes), np.float32)
-        self.scores = np.zeros((layers, lanes), np.float32)
-        self.ids = np.zeros((2, layers, top), np.uint16)
-        self.scratch = np.zeros((2, lanes), np.float32)
+        self._forget()
 
+    def branch(self, tokens: int) -> Self:
+        """The same knowledge, of so many `tokens`, for another text: what one learns, all know."""
+        other = copy.copy(self)
+        other.token = tokens - 1
+        other._forget()
+        return other
 
-@dataclass(frozen=True, slots=True)
-class Foresight:
-    """How well a recording was predicted.
+    def fade(self) -> None:
+        """Halve what was counted, and let the learned numbers move again."""
+        prior = PSEUDO_ROWS * self.top / self.experts
+        self.counts -= (self.counts - prior) / 2
+        self.totals -= (self.totals - PSEUDO_ROWS) / 2
+        np.minimum(self.table_sums, FADED_SUMS, out=self.table_sums)
 
-    ranks [tokens, layers, top]: of the chosen among the experts of the layer, 0 the most probable.
-    For all layers but the first, by probability in 20 bins of equal width: how many predictions,
-    the sum of their probabilities, and how many came true.
-    """
-
-    ranks: NDArray[np.uint16]
-    predictions: NDArray[np.float64]
-    expected: NDArray[np.float64]
-    observed: NDArray[np.float64]
+    def _forget(self) -> None:
+        self.hints = np.zeros((self.layers, HINTS, self.lanes), np.float32)
+        self.scores = np.zeros((self.layers, self.lanes), np.float32)
+        self.ids = np.zeros((2, self.layers, self.top), np.uint16)
+        self.scratch = np.zeros((2, self.lanes), np.float32)
 
 
 class Predictor:
@@ -91,23 +95,29 @@ class Predictor:
         """Raises MiractlError without the library."""
         self.state = state
         self._struct = _Predictor(
-            *(state.layers, state.experts, state.lanes, state.top),
+            *(state.layers, state.experts, state.lanes, state.top, state.ahead),
             *(state.weight_rate, state.table_rate, state.token, state.begins),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._library = library()
 
-    def predict(self, layer: int, starts: bool = False) -> Floats:
-        """Probability of each expert of the layer, [experts], from what came before.
+    def begin(self, starts: bool = False) -> None:
+        """Begin a token; `starts` says that it begins a text."""
+        self._library.mira_begin(ctypes.addressof(self._struct), starts)
 
-        Layers come in order, each predicted and then confirmed; `starts` at layer 0 says that the
-        token begins a text.
+    def predict(self, layer: int) -> None:
+        """Rate the experts of the layer by what came before.
+
+        Within a token layers come in order, each predicted and then confirmed, and predicted up to
+        `ahead` layers before.
         """
-        state = self.state
-        if not 0 <= layer < state.layers:
-            raise ValueError(f"Got {layer = } but expected 0 to {state.layers - 1}")
-        self._library.mira_predict(ctypes.addressof(self._struct), layer, starts)
-        scores = state.scores[layer, : state.experts]
+        if not 0 <= layer < self.state.layers:
+            raise ValueError(f"Got {layer = } but expected 0 to {self.state.layers - 1}")
+        self._library.mira_predict(ctypes.addressof(self._struct), layer)
+
+    def probabilities(self, layer: int) -> Floats:
+        """Of each expert of a predicted layer, [experts]."""
+        scores = self.state.scores[layer, : self.state.experts]
         result: Floats = np.float32(1) / (np.float32(1) + np.exp(-scores))
         return result
 
@@ -119,17 +129,21 @@ class Predictor:
         chosen = np.ascontiguousarray(ids, dtype=np.uint16)
         self._library.mira_confirm(ctypes.addressof(self._struct), layer, chosen.ctypes.data)
 
-    def foresee(self, routing: Routing) -> Foresight:
-        """Predict and learn a whole recording. Raises ValueError for one of another model."""
+    def foresee(self, routing: Routing) -> Floats:
+        """Predict and learn a whole recording: probabilities [tokens, layers, experts].
+
+        Each as known `ahead` layers before; of the first `ahead` layers as the token began. Raises
+        ValueError for a recording of another model.
+        """
         state = self.state
         sizes = (state.layers, state.experts, state.top)
         if sizes != (routing.layers, routing.experts, routing.top):
             raise ValueError(f"Got a predictor of {sizes} layers, experts and k")
-        ranks = np.zeros(routing.ids.shape, np.uint16)
-        bins = np.zeros((3, BINS))
+        probabilities = np.zeros((routing.tokens, routing.layers, routing.experts), np.float32)
         recording = routing_struct(routing)
         self._library.mira_foresee(
-            *(ctypes.addressof(recording), ctypes.addressof(self._struct)),
-            *(ranks.ctypes.data, bins.ctypes.data),
+            ctypes.addressof(recording),
+            ctypes.addressof(self._struct),
+            probabilities.ctypes.data,
         )
-        return Foresight(ranks, *bins)
+        return probabilities

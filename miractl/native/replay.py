@@ -98,10 +98,14 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """hits [tokens, layers, top]: 1 where the expert was there; entered [layers]: came to stay."""
+    """hits [tokens, layers, top]: 1 where the expert was there; entered [layers]: came to stay.
+
+    resident [tokens, layers, experts], if asked for: 1 for who was there before the token.
+    """
 
     hits: NDArray[np.uint8]
     entered: NDArray[np.int64]
+    resident: NDArray[np.uint8] | None = None
 
 
 class _Routing(ctypes.Structure):
@@ -134,8 +138,8 @@ def check(routing: Routing, cache: Cache) -> None:
         raise ValueError(f"Got ways {cache.ways} but expected {wanted} numbers from 0")
 
 
-def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
-    """Replay from a cold cache.
+def replay(routing: Routing, cache: Cache, rule: Rule, residents: bool = False) -> Outcome:
+    """Replay from a cold cache; with `residents`, note who was there.
 
     Raises ValueError for a cache of other layers or a rule that does not suit it, MiractlError
     without the library.
@@ -149,7 +153,7 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
         check_learner(routing, rule.learner)
     if (rule.kind is Kind.HEAT) != (cache.admission is Admission.HOTTER):
         raise ValueError(f"Got admission {cache.admission.name} for {rule.kind.name}")
-    outcome = _outcome(routing)
+    outcome = _outcome(routing, residents)
     ways = _ways(cache.ways)
     arguments = (
         routing_struct(routing),
@@ -160,7 +164,9 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
         ),
     )
     status = library().mira_replay(
-        *map(ctypes.addressof, arguments), outcome.hits.ctypes.data, outcome.entered.ctypes.data
+        *map(ctypes.addressof, arguments),
+        *(outcome.hits.ctypes.data, outcome.entered.ctypes.data),
+        None if outcome.resident is None else outcome.resident.ctypes.data,
     )
     if status:
         raise MemoryError("no memory to replay in")
@@ -175,8 +181,12 @@ def check_learner(routing: Routing, learner: Learner) -> None:
         raise ValueError(f"Got a learner of {sizes} layers, experts and k")
 
 
-def _outcome(routing: Routing) -> Outcome:
-    return Outcome(np.zeros(routing.ids.shape, np.uint8), np.zeros(routing.layers, np.int64))
+def _outcome(routing: Routing, residents: bool) -> Outcome:
+    cells = (routing.tokens, routing.layers, routing.experts)
+    return Outcome(
+        *(np.zeros(routing.ids.shape, np.uint8), np.zeros(routing.layers, np.int64)),
+        np.zeros(cells, np.uint8) if residents else None,
+    )
 
 
 def _ways(ways: Sequence[int]) -> NDArray[np.int32]:

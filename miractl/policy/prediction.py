@@ -1,62 +1,126 @@
-"""Which experts the next layer will want: a learned table, and how candidates are chosen."""
+"""Which experts the next layers will want: what a predictor is, and the simplest one.
 
-from collections.abc import Iterator
+A guess is the probability that any token of the step uses an expert. It may be wrong at no cost but
+time, and whoever acts on it keeps a record of how often guesses like it came true, so it need not
+be calibrated.
+"""
+
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from miractl.policy.keys import ExpertKey
+from miractl.policy.keys import NOBODY
+from miractl.policy.routing import Ids, Routed, Segment
 
-Ids = npt.NDArray[np.int64]  # [tokens, k]
 Probabilities = npt.NDArray[np.float64]  # [experts]
 
-PRIOR = 0.5  # pseudo-count of each transition: an unseen pair is unlikely, not impossible
+RECENT = 0.005  # rate of the averages of use, a token: the last 200 or so
+LAST = 16  # tokens of a prompt, at its end, that tables learn from
 
 
-class MarkovTable:
-    """Counts of expert e' in layer l-1 followed by expert e in layer l, for the same token.
+class Predictor(Protocol):
+    """Guesses the experts of the layers to come."""
 
-    Ids of neighbouring layers are unrelated, so the table is learned from the stream itself: the
-    first tokens fill it, every later one updates it.
+    mode: str
+
+    def observe(self, step: Routed, hidden: Any) -> None:
+        """A layer is routed; `hidden` [tokens, H] are the states that its router saw."""
+
+    def guess(self, ahead: int) -> Probabilities | None:
+        """Of the layer so many after the one observed last; None where nothing can be said."""
+
+    def fade(self) -> None:
+        """Forget half of what was counted, so that what is new counts more."""
+
+
+def owned(step: Routed) -> list[Segment]:
+    """The segments that are somebody's."""
+    return [segment for segment in step.segments if segment.sequence != NOBODY]
+
+
+def is_prompt(step: Routed) -> bool:
+    """Whether some sequence has several tokens in the step."""
+    return any(len(segment) > 1 for segment in step.segments)
+
+
+def union(each: npt.NDArray[np.float64]) -> Probabilities:
+    """Probability that any of the tokens uses an expert, from [tokens, experts] for each."""
+    result: Probabilities = each[0] if len(each) == 1 else 1 - np.prod(1 - each, axis=0)
+    return result
+
+
+class Popularity:
+    """By how often each expert was used lately, whoever used it.
+
+    It also stands in for the others in prompts: their tokens want most experts of a layer, and the
+    few that they leave alone are those that nobody wants.
     """
 
+    mode = "popularity"
+
     def __init__(self, layers: int, experts: int, top_k: int) -> None:
-        self._counts = np.full((layers, experts, experts), PRIOR)
-        self._top_k = top_k
-        self._previous: tuple[int, Ids] | None = None  # layer and ids seen last
+        self._share = np.full((layers, experts), top_k / experts)
+        self._layer, self._tokens = 0, 1
 
-    def observe(self, layer: int, ids: Ids) -> None:
-        """One layer's routing, [tokens, k]; pairs with the layer before, if it came just before."""
-        previous, self._previous = self._previous, (layer, ids)
-        if previous is None or previous[0] != layer - 1 or len(previous[1]) != len(ids):
+    def observe(self, step: Routed, hidden: Any = None) -> None:
+        """Move the averages on by the step's tokens."""
+        ids = self._ids(step)
+        self._layer, self._tokens = step.layer, len(ids)
+        if not len(ids):
             return
-        before, after = previous[1][:, :, None], ids[:, None, :]  # [tokens, k, 1], [tokens, 1, k]
-        np.add.at(self._counts[layer], (before, after), 1.0)
+        row = self._share[step.layer]
+        if len(ids) == 1:
+            row *= 1 - RECENT
+            row[ids[0]] += RECENT
+            return
+        kept = (1 - RECENT) ** len(ids)
+        counts = np.bincount(ids.reshape(-1), minlength=len(row))
+        row *= kept
+        row += (1 - kept) * counts / len(ids)
 
-    def predict(self, layer: int, ids: Ids) -> Probabilities | None:
-        """Probability that each expert of `layer + 1` is used by any token; None after the last.
-
-        For a token, P(e) = k x mean over its experts e' of count(e', e) / sum(e'); over tokens,
-        1 - prod(1 - P).
-        """
-        if layer + 1 == len(self._counts):
+    def guess(self, ahead: int) -> Probabilities | None:
+        """1 - (1 - share)^tokens."""
+        layer = self._layer + ahead
+        if layer >= len(self._share) or not self._tokens:
             return None
-        rows = self._counts[layer + 1][ids]  # [tokens, k, experts]
-        rows = rows / rows.sum(axis=2, keepdims=True)
-        each = np.minimum(1.0, self._top_k * rows.mean(axis=1))  # [tokens, experts]
-        result: Probabilities = 1 - np.prod(1 - each, axis=0)
+        result: Probabilities = 1 - (1 - self._share[layer]) ** self._tokens
         return result
 
+    def fade(self) -> None:
+        """Draw the averages half way to their mean."""
+        self._share += (self._share.mean(axis=1, keepdims=True) - self._share) / 2
 
-def candidates(
-    layer: int, probabilities: Probabilities, confidence: float
-) -> Iterator[tuple[ExpertKey, float]]:
-    """Experts of `layer` by falling probability, until their share of the mass is `confidence`."""
-    total = float(probabilities.sum())
-    covered = 0.0
-    for expert in np.argsort(-probabilities, kind="stable"):
-        if covered >= confidence * total:
-            return
-        probability = float(probabilities[expert])
-        covered += probability
-        yield ExpertKey(layer, int(expert)), probability
+    @staticmethod
+    def _ids(step: Routed) -> Ids:
+        parts = owned(step)
+        if sum(map(len, parts)) == len(step.ids):
+            return step.ids
+        rows = [step.ids[part.start : part.stop] for part in parts]
+        return np.concatenate(rows) if rows else step.ids[:0]
+
+
+class Shuffled:
+    """A predictor whose experts are permuted, the same way for ever: a control.
+
+    Its guesses are as sure as the real ones and as right as chance; bets on it must end.
+    """
+
+    def __init__(self, inner: Predictor, layers: int, experts: int, seed: int = 0) -> None:
+        self.mode, self._inner, self._layer = "shuffle", inner, 0
+        rng = np.random.default_rng(seed)
+        self._order = rng.permuted(np.tile(np.arange(experts), (layers, 1)), axis=1)
+
+    def observe(self, step: Routed, hidden: Any) -> None:
+        """Told the truth."""
+        self._layer = step.layer
+        self._inner.observe(step, hidden)
+
+    def guess(self, ahead: int) -> Probabilities | None:
+        """The inner guess, of other experts."""
+        found = self._inner.guess(ahead)
+        return None if found is None else found[self._order[self._layer + ahead]]
+
+    def fade(self) -> None:
+        """As the inner one does."""
+        self._inner.fade()

@@ -21,6 +21,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from miractl.native.replay import Admission
 from miractl.policy.eviction import HOT, Brain
@@ -107,6 +108,14 @@ class Residency:
     def has(self, key: ExpertKey, role: Role) -> bool:
         """Whether the expert has a slot in this role."""
         return key in self._of(role)
+
+    def present(self, layer: int) -> npt.NDArray[np.uint8]:
+        """1 for the experts of a layer that have a slot in any role, [experts]."""
+        flags: npt.NDArray[np.uint8] = self._resident[layer].astype(np.uint8)
+        for key in (*self._staged, *self._transit):
+            if key.layer == layer:
+                flags[key.expert] = 1
+        return flags
 
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """All experts of one role."""

@@ -11,18 +11,25 @@ from transformers import PreTrainedModel
 from miractl.errors import MiractlError, UsageError
 from miractl.native import available
 from miractl.policy.eviction import Brain
+from miractl.policy.foresight import Foresight
 from miractl.policy.heat import HeatTable
+from miractl.policy.markov import MarkovTable
 from miractl.policy.memory import Identity, read_memory, writable, write_memory
-from miractl.policy.prediction import MarkovTable
+from miractl.policy.position import Hybrid, PositionTable
+from miractl.policy.prediction import Popularity, Predictor, Shuffled
 from miractl.policy.registry import DEFAULT, WITHOUT_LIBRARY, make_policy
+from miractl.policy.resampling import Resampled
 from miractl.runtime.lookahead import Lookahead, find_router
-from miractl.runtime.prefetch import Predictor, TablePredictor
 
 if TYPE_CHECKING:
     from miractl.runtime.engine import Engine, EngineOptions
     from miractl.runtime.loading import Outline
 
 log = logging.getLogger(__name__)
+
+TABLES: dict[str, Callable[[int, int, int], Predictor]] = {
+    table.mode: table for table in (MarkovTable, PositionTable, Hybrid, Popularity)
+}
 
 
 def heat_table(
@@ -96,18 +103,37 @@ def remember(engine: "Engine") -> None:
         log.error("%s", error.message)
 
 
-def predictor_for(model: PreTrainedModel, outline: "Outline", mode: str) -> Predictor:
-    """Look-ahead where every layer's router can be asked early, else a Markov table."""
+def predictor_for(
+    model: PreTrainedModel, outline: "Outline", parameters: Mapping[str, Any]
+) -> Predictor:
+    """The predictor of the profile's mode; its tables are sampled anew if the profile says so."""
+    mode = parameters["prediction_mode"]
     if mode == "lookahead":
-        blocks = [model.get_submodule(name.rpartition(".")[0]) for name in outline.modules]
-        width = outline.config.get_text_config().hidden_size
-        sample = torch.zeros(2, width, dtype=model.dtype, device=model.device)
-        found = (find_router(block, sample) for block in blocks)
-        routers = [router for router in found if router is not None]
-        if len(routers) == len(blocks):
-            return Lookahead(routers, outline.experts)
+        if (found := _lookahead(model, outline)) is not None:
+            return found
         log.warning(
-            "%s: no router found beside the experts; predicting with a Markov table instead",
+            "%s: no router found beside the experts; predicting from the routing instead",
             outline.config.model_type,
         )
-    return TablePredictor(MarkovTable(len(outline.layers), outline.experts, outline.top_k))
+        mode = "learned"
+    sizes = len(outline.layers), outline.experts, outline.top_k
+    predictor: Predictor
+    if mode in TABLES:
+        predictor = TABLES[mode](*sizes)
+    else:
+        predictor = Foresight(*sizes, horizon=parameters["prediction_horizon"])
+    if mode == "shuffle":
+        predictor = Shuffled(predictor, *sizes[:2])
+    if not parameters["dynamic_resampling"]:
+        return predictor
+    return Resampled(predictor, parameters["resample_interval_tokens"])
+
+
+def _lookahead(model: PreTrainedModel, outline: "Outline") -> Lookahead | None:
+    """None unless every layer's router can be asked early."""
+    blocks = [model.get_submodule(name.rpartition(".")[0]) for name in outline.modules]
+    width = outline.config.get_text_config().hidden_size
+    sample = torch.zeros(2, width, dtype=model.dtype, device=model.device)
+    found = (find_router(block, sample) for block in blocks)
+    routers = [router for router in found if router is not None]
+    return Lookahead(routers, outline.experts) if len(routers) == len(blocks) else None

@@ -5,7 +5,7 @@ guards the slot table and the counters and is never held while bytes move or exp
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Place, Residency, Role
@@ -29,29 +29,48 @@ class ExpertCache:
         self.expert_bytes = expert_bytes
         self.lock = threading.Lock()
         self._clock = clock
-        self._tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
+        self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
+        self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
 
-    def bet(self, candidates: Iterable[tuple[ExpertKey, float]]) -> None:
-        """Stage absent experts, most probable first, as far as the staging limit goes."""
+    def bet(self, layer: int, experts: Iterable[tuple[int, float]]) -> None:
+        """Stage absent experts of a layer, with their probabilities, as far as there is room."""
         with self.lock:
-            for key, probability in candidates:
-                if self.residency.slot(key) is not None:
-                    continue
+            for expert, probability in experts:
+                key = ExpertKey(layer, expert)
                 place = self.residency.stage(key) or (
-                    self.residency.stage(key) if self._drop_stale_bet(key.layer) else None
+                    self.residency.stage(key) if self._drop_bet(self._stale) else None
                 )
                 if place is None:
                     return
-                self._tickets[key] = self.transfers.submit(key, place.slot, 1 - probability)
+                self.tickets[key] = self.transfers.submit(key, place.slot, 1 - probability)
                 self.counters.issued += 1
                 self.counts.prefetched[key] += 1
 
-    def serve(self, layer: int, experts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    def room_for_bets(self) -> int:
+        """How many bets may be placed, stale ones making way. The caller holds the lock."""
+        return self.residency.staging_limit - len(self.tickets) + len(self._stale)
+
+    def drop_bets(self, layer: int, wanted: Collection[int]) -> None:
+        """A layer is routed: bets on it that it has no use for end, or are stale if they had begun.
+
+        `wanted` are its experts. The caller holds the lock.
+        """
+        for key, ticket in list(self.tickets.items()):
+            if key.layer != layer or key.expert in wanted:
+                continue
+            if self.transfers.cancel(ticket):
+                self._drop(key, ticket)
+            else:
+                self._stale.add(key)
+
+    def serve(
+        self, layer: int, experts: Sequence[int], then: Callable[[], None] | None = None
+    ) -> Iterator[list[tuple[int, int]]]:
         """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
 
         Hits come first, so that they are computed while the misses are on their way; then misses,
-        together what has arrived. A group's slots are good until the next one is asked for. Raises
-        what a transfer raised.
+        together what has arrived. A group's slots are good until the next one is asked for. `then`
+        is called when all demands are on their way. Raises what a transfer raised.
         """
         needed = set(self.residency.keys(layer, experts))
         first = True
@@ -60,6 +79,8 @@ class ExpertCache:
             with self.lock:
                 here, coming = self._find(sorted(needed), needed, count=first)
                 self.counters.waves += not first
+            if first and then is not None:
+                then()
             first = False
             needed -= here.keys() | coming.keys()
             try:
@@ -124,7 +145,8 @@ class ExpertCache:
         absent: list[ExpertKey],
     ) -> None:
         """A bet is called in: in time it is a hit, under way it is late, failed it is a miss."""
-        ticket = self._tickets.pop(key)
+        ticket = self.tickets.pop(key)
+        self._stale.discard(key)
         if ticket.state is State.FAILED:
             self.residency.release(key)
             self.counters.cancelled += 1
@@ -143,7 +165,7 @@ class ExpertCache:
 
     def _demand(self, key: ExpertKey, needed: set[ExpertKey]) -> Place | None:
         place = self.residency.demand(key, needed)
-        if place is None and self._drop_stale_bet(None):
+        if place is None and self._drop_bet(self.tickets):
             place = self.residency.demand(key, needed)
         return place
 
@@ -161,26 +183,30 @@ class ExpertCache:
             for key in self.residency.members(Role.TRANSIT):
                 self.residency.release(key)
 
-    def _drop_stale_bet(self, layer: int | None) -> bool:
-        """Free the slot of a bet on another layer than `layer`; False if there is none.
+    def _drop_bet(self, among: Collection[ExpertKey]) -> bool:
+        """Free the slot of a bet among these; False if there is none.
 
         One that is being written cannot be dropped. Oldest first: tickets keep insertion order.
         """
-        for key, ticket in self._tickets.items():
-            if key.layer == layer:
+        for key, ticket in self.tickets.items():
+            if key not in among:
                 continue
-            cancelled = self.transfers.cancel(ticket)
-            if cancelled or ticket.state in (State.DONE, State.FAILED):
-                del self._tickets[key]
-                self.residency.release(key)
-                if ticket.state is State.DONE:
-                    self.counters.wasted += 1
-                    self.counters.wasted_bytes += self.expert_bytes
-                    self.residency.policy.feedback(key, used=False)
-                else:
-                    self.counters.cancelled += 1
+            if self.transfers.cancel(ticket) or ticket.state in (State.DONE, State.FAILED):
+                self._drop(key, ticket)
                 return True
         return False
+
+    def _drop(self, key: ExpertKey, ticket: Ticket) -> None:
+        """A bet that nobody called in: in vain if it was moved."""
+        del self.tickets[key]
+        self._stale.discard(key)
+        self.residency.release(key)
+        if ticket.state is State.DONE:
+            self.counters.wasted += 1
+            self.counters.wasted_bytes += self.expert_bytes
+            self.residency.policy.feedback(key, used=False)
+        else:
+            self.counters.cancelled += 1
 
     def _note(self, place: Place) -> None:
         self.counters.evictions += place.evicted is not None

@@ -115,9 +115,15 @@ class Engine:
             clock,
         )
         self.prefetcher: Prefetcher | None = None
-        if plan.staging_limit:
-            predictor = predictor_for(model, outline, values["prediction_mode"])
-            self.prefetcher = Prefetcher(self.cache, predictor, values["prediction_confidence"])
+        if plan.staging_limit and (reason := why_not()):
+            log.warning("nothing is prefetched: %s", reason)
+        elif plan.staging_limit:
+            self.prefetcher = Prefetcher(
+                *(self.cache, predictor_for(model, outline, values)),
+                confidence=values["prediction_confidence"],
+                horizon=values["prediction_horizon"],
+                clock=clock,
+            )
         sequences = Sequences()
         sequences.watch(model)
         self.recording = None if recorder is None else Recording(recorder, layers, clock)

@@ -33,6 +33,7 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
     cache, plan = engine.cache, engine.plan
     stats = cache.transfers.stats
     peak = stats.peak_bytes_per_second
+    bets = engine.prefetcher.bets if engine.prefetcher else None
     with cache.lock:
         counters = cache.counters
         hits = cache.counts.hits.sum(axis=1).tolist()
@@ -66,6 +67,9 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
                 wasted=counters.wasted,
                 cancelled=counters.cancelled,
                 wasted_bytes=counters.wasted_bytes,
+                withheld=bets.withheld if bets else 0,
+                switches=bets.switches if bets else 0,
+                off=bets is not None and bets.off,
                 staged=len(cache.residency.members(Role.STAGED)),
                 staged_limit=plan.staging_limit,
             ),

@@ -8,12 +8,13 @@ what is prefetched, never what is computed.
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from miractl.policy.prediction import Probabilities
+from miractl.policy.prediction import Probabilities, union
+from miractl.policy.routing import Routed
 
 Router = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
@@ -61,30 +62,41 @@ def _answers(router: Router, sample: torch.Tensor) -> bool:
 
 
 class Lookahead:
-    """Predicts a layer by its own router, [layers] of them."""
+    """Predicts a layer by its own router, [layers] of them.
+
+    A token's guess is 1/2 to 1 for the experts that the router chooses, by their weight, and 0 for
+    the others: an order, of which the record of such guesses makes probabilities.
+    """
 
     mode = "lookahead"
 
     def __init__(self, routers: Sequence[Router], experts: int) -> None:
         self._routers, self._experts = routers, experts
+        self._layer, self._hidden = 0, torch.empty(0)
+
+    def observe(self, step: Routed, hidden: torch.Tensor) -> None:
+        """Keep the states [T, H] until they are asked about."""
+        self._layer, self._hidden = step.layer, hidden
 
     @torch.no_grad()
-    def predict(
-        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]
-    ) -> Probabilities | None:
-        """Share of the next router's weight on each expert, [experts]; x [T, H].
-
-        None after the last layer.
-        """
-        if layer + 1 == len(self._routers):
+    def guess(self, ahead: int) -> Probabilities | None:
+        """By the router of the layer so many further on; None after the last."""
+        if self._layer + ahead >= len(self._routers):
             return None
-        answer = [part for part in self._routers[layer + 1](x) if isinstance(part, torch.Tensor)]
+        raw = self._routers[self._layer + ahead](self._hidden)
+        answer = [part for part in raw if isinstance(part, torch.Tensor)]
         indices = next(part for part in answer if not part.is_floating_point())
-        chosen = indices.reshape(-1).cpu().numpy()
         weights = next(
             (w for w in answer if w.is_floating_point() and w.shape == indices.shape), None
         )
-        shares = None if weights is None else weights.reshape(-1).float().cpu().numpy()
-        wanted = np.bincount(chosen, weights=shares, minlength=self._experts)
-        result: Probabilities = wanted / wanted.sum()
-        return result
+        chosen = indices.reshape(-1, indices.shape[-1]).cpu().numpy()
+        each = np.zeros((len(chosen), self._experts))
+        shares: Any = 1.0
+        if weights is not None:
+            shares = weights.reshape(chosen.shape).float().cpu().numpy()
+            shares = shares / np.maximum(shares.max(axis=1, keepdims=True), 1e-9)
+        np.put_along_axis(each, chosen, 0.5 + 0.5 * np.clip(shares, 0, 1), axis=1)
+        return union(each)
+
+    def fade(self) -> None:
+        """There is nothing that it has learned."""

@@ -1,51 +1,92 @@
-"""Bets: what the next layer may want is staged before its router has spoken."""
+"""Bets: what the next layers may want is staged before their routers have spoken, if it pays.
 
-from typing import Protocol
+A layer's step goes: routed, `settle` what had been bet on it, demand what is missing, and `bet` on
+the layers after it, while the demands are under way. The gate (miractl/native/bets.py) is given
+times as they are measured here: of a transfer by the queue, of the layers by their pace.
+"""
 
-import numpy as np
-import numpy.typing as npt
-import torch
+from collections.abc import Callable
+from typing import Any
 
-from miractl.policy.prediction import MarkovTable, Probabilities, candidates
+from miractl.native.bets import Bets, BetsState, Moment
+from miractl.policy.bets import Pace
+from miractl.policy.prediction import Predictor, is_prompt
+from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
-
-
-class Predictor(Protocol):
-    """Guesses the next layer's experts. May be wrong at no cost but time."""
-
-    mode: str
-
-    def predict(
-        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]
-    ) -> Probabilities | None:
-        """How much each expert of `layer + 1` is wanted, [experts]; x [T, H], ids [T, k]."""
-
-
-class TablePredictor:
-    """By a Markov table, learned from the stream."""
-
-    mode = "markov"
-
-    def __init__(self, table: MarkovTable) -> None:
-        self._table = table
-
-    def predict(
-        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]
-    ) -> Probabilities | None:
-        """Learn from this layer, then guess; nothing follows the last one."""
-        self._table.observe(layer, ids)
-        return self._table.predict(layer, ids)
+from miractl.runtime.transfer import State
 
 
 class Prefetcher:
-    """Turns guesses into bets, the most probable experts first."""
+    """Turns guesses into bets. Called by the layer that runs, one at a time."""
 
-    def __init__(self, cache: ExpertCache, predictor: Predictor, confidence: float) -> None:
+    def __init__(
+        self,
+        cache: ExpertCache,
+        predictor: Predictor,
+        *,
+        confidence: float,
+        horizon: int,
+        clock: Callable[[], float],
+    ) -> None:
         self.predictor = predictor
-        self._cache, self._confidence = cache, confidence
+        layers, experts = cache.counts.hits.shape
+        state = BetsState(layers, experts, cache.residency.staging_limit, classes=2 * horizon)
+        self.bets, self._pace = Bets(state), Pace(layers)
+        self._cache, self._confidence, self._horizon = cache, confidence, horizon
+        self._clock, self._began = clock, clock()
+        self._is_prompt = False
 
-    def after_routing(self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]) -> None:
-        """Bet, now that x [T, H] and ids [T, k] of `layer` are known."""
-        wanted = self.predictor.predict(layer, x, ids)
-        if wanted is not None:
-            self._cache.bet(candidates(layer + 1, wanted, self._confidence))
+    def settle(self, step: Routed) -> None:
+        """What became of the bets on this layer, before its experts are asked for."""
+        cache, queue, layer = self._cache, self._cache.transfers, step.layer
+        now, transfer = self._clock(), queue.seconds_each
+        used = set(step.ids.reshape(-1).tolist())
+        self._is_prompt = is_prompt(step)
+        self._pace.mark(layer, now, queue.stats.waited_seconds, self._is_prompt)
+        gained = lost = 0.0
+        with cache.lock:
+            keys = cache.residency.keys(layer, used)
+            fetch = len(cache.residency.residents(keys)) < len(keys)
+            for key, ticket in cache.tickets.items():
+                if ticket.state is State.QUEUED:
+                    continue
+                if key.layer == layer and key.expert in used:
+                    gained += min(transfer, (ticket.finished_at or now) - ticket.began_at)
+                elif ticket.state is State.RUNNING and fetch:
+                    lost = max(lost, transfer - (now - ticket.began_at))
+            cache.drop_bets(layer, used)
+        if transfer:
+            self.bets.judge(layer, list(used), fetch, transfer)
+            self.bets.account(gained, lost, transfer)
+
+    def bet(self, step: Routed, hidden: Any) -> None:
+        """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it."""
+        self.predictor.observe(step, hidden)
+        layers, prompt = self.bets.state.layers, self._is_prompt
+        compute = self._pace.until(step.layer + 1, prompt) if step.layer + 1 < layers else None
+        if compute is None:
+            return
+        queue = self._cache.transfers
+        transfer, (demands, bets) = queue.seconds_each, queue.pending
+        at = Moment(
+            elapsed=self._clock() - self._began,
+            link=(demands + bets) * transfer,
+            gate=demands * transfer + compute,
+            transfer=transfer,
+            compute=compute,
+            confidence=self._confidence,
+        )
+        for ahead in range(1, self._horizon + 1):
+            # A transfer that takes less than the layers between can be begun later.
+            if step.layer + ahead >= layers or (ahead > 1 and transfer < (ahead - 1) * compute):
+                return
+            guess = self.predictor.guess(ahead)
+            if guess is None:
+                return
+            at.layer, at.ahead = step.layer + ahead, ahead
+            at.kind = ahead - 1 + prompt * self._horizon
+            with self._cache.lock:
+                there = self._cache.residency.present(at.layer)
+                at.room = max(0, self._cache.room_for_bets())
+            chosen = self.bets.choose(at, guess, there)
+            self._cache.bet(at.layer, [(expert, float(guess[expert])) for expert in chosen])

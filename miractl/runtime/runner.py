@@ -1,9 +1,9 @@
 """One layer's step: count the routing, bet on the next layer, compute this one."""
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from miractl.policy.routing import Ids, Routed, Scores
@@ -44,27 +44,35 @@ class LayerRuns:
         routed = ids.cpu().numpy()  # the one read-back of a layer
         gates = scores.float().cpu().numpy()
         with self._one_at_a_time:
-            self._record(layer, routed, gates)
+            step = self._record(layer, routed, gates)
+            then = None
+            if self.prefetcher is not None:
+                self.prefetcher.settle(step)
+                then = partial(self.prefetcher.bet, step, x)
             if len(routed) <= limit:
-                return self._step(layer, module, x, routed, scores)
-            spans = [slice(at, at + limit) for at in range(0, len(routed), limit)]
-            return torch.cat([self._step(layer, module, x[s], routed[s], scores[s]) for s in spans])
+                return self._step(layer, module, x, routed, scores, then)
+            parts = []
+            for at in range(0, len(routed), limit):
+                s = slice(at, at + limit)
+                parts.append(self._step(layer, module, x[s], routed[s], scores[s], then))
+                then = None
+            return torch.cat(parts)
 
     def _step(
         self,
         layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
-        ids: npt.NDArray[np.int64],
+        ids: Ids,
         scores: torch.Tensor,
+        then: Callable[[], None] | None,
     ) -> torch.Tensor:
-        if self.prefetcher is not None:
-            self.prefetcher.after_routing(layer, x, ids)
+        """Some of the step's tokens; `then` is called when their demands are on their way."""
         experts = sorted(set(ids.reshape(-1).tolist()))
-        groups = self.cache.serve(layer, experts)
+        groups = self.cache.serve(layer, experts, then)
         return self.compute.mix(module, x, ids, scores, len(experts), groups)
 
-    def _record(self, layer: int, ids: Ids, scores: Scores) -> None:
+    def _record(self, layer: int, ids: Ids, scores: Scores) -> Routed:
         cache, sequences = self.cache, self.sequences
         step = Routed(layer, ids, scores, sequences.segments(len(ids)), sequences.step)
         with cache.lock:
@@ -74,3 +82,4 @@ class LayerRuns:
                 cache.counters.tokens += len(ids)
         if self.recording is not None:
             self.recording.record(step)
+        return step

@@ -15,6 +15,7 @@ from typing import Protocol
 from miractl.policy.keys import ExpertKey
 
 DEMAND = -1.0  # sorts before every bet, whose rank is 1 - probability
+SECONDS_RATE = 0.1  # of the average time of a transfer
 
 
 class Mover(Protocol):
@@ -46,17 +47,23 @@ class Ticket:
     key: ExpertKey
     slot: int
     state: State = State.QUEUED
+    is_demand: bool = True
     error: BaseException | None = None
+    began_at: float = 0.0  # clock's time, once begun
     finished_at: float = 0.0  # clock's time, once finished
     finished: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True)
 class TransferStats:
-    """Totals since the start. `busy_seconds` counts time with at least one transfer under way."""
+    """Totals since the start. `busy_seconds` counts time with at least one transfer under way.
+
+    `waited_seconds` is time that somebody waited for transfers.
+    """
 
     bytes: int = 0
     busy_seconds: float = 0.0
+    waited_seconds: float = 0.0
     peak_bytes_per_second: float | None = None
 
 
@@ -70,6 +77,9 @@ class TransferQueue:
         self._heap: list[tuple[float, int, Ticket]] = []
         self._order = itertools.count()
         self._running, self._busy_since, self._closed = 0, 0.0, False
+        self.seconds_each = 0.0  # of a transfer that shares the link with nobody; 0: not known yet
+        self._finished_at = 0.0  # the last one
+        self._pending = {True: 0, False: 0}  # demands and bets that are queued or running
         self._threads = [
             threading.Thread(target=self._work, name=f"miractl-transfer-{n}", daemon=True)
             for n in range(workers)
@@ -79,8 +89,9 @@ class TransferQueue:
 
     def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
         """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
-        ticket = Ticket(key, slot)
+        ticket = Ticket(key, slot, is_demand=rank == DEMAND)
         with self._lock:
+            self._pending[ticket.is_demand] += 1
             heapq.heappush(self._heap, (rank, next(self._order), ticket))
             self._lock.notify()
         return ticket
@@ -90,10 +101,18 @@ class TransferQueue:
         with self._lock:
             if ticket.state is State.QUEUED:
                 ticket.state = State.CANCELLED
+                self._pending[ticket.is_demand] -= 1
             return ticket.state is State.CANCELLED
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """Demands and bets that are not finished."""
+        with self._lock:
+            return self._pending[True], self._pending[False]
 
     def wait(self, ticket: Ticket) -> None:
         """Return when the slot can be computed with; raises what the transfer raised."""
+        asked = self._clock()
         with self._lock:
             mine = ticket.state is State.QUEUED
             if mine:
@@ -101,6 +120,7 @@ class TransferQueue:
         if mine:
             self._carry_out(ticket)
         ticket.finished.wait()
+        self.stats.waited_seconds += max(0.0, self._clock() - asked)
         if ticket.error is not None:
             raise ticket.error
         self.mover.arrive(ticket.slot)
@@ -130,23 +150,32 @@ class TransferQueue:
 
     def _begin(self, ticket: Ticket) -> None:
         ticket.state = State.RUNNING
+        ticket.began_at = self._clock()
         if self._running == 0:
-            self._busy_since = self._clock()
+            self._busy_since = ticket.began_at
         self._running += 1
 
     def _carry_out(self, ticket: Ticket) -> None:
-        began, moved = self._clock(), 0
+        moved = 0
         try:
             moved = self.mover.move(ticket.key, ticket.slot)
         except BaseException as error:
             ticket.error = error  # raised again by whoever waits for it
         with self._lock:
-            now = ticket.finished_at = self._clock()
+            ticket.finished_at = self._clock()
             ticket.state = State.DONE if ticket.error is None else State.FAILED
-            self._account(moved, now - began, now)
+            self._account(moved, ticket)
         ticket.finished.set()
 
-    def _account(self, moved: int, seconds: float, now: float) -> None:
+    def _account(self, moved: int, ticket: Ticket) -> None:
+        now, seconds = ticket.finished_at, ticket.finished_at - ticket.began_at
+        # Those that were under way together have shared the link: each had it since the last.
+        own = now - max(ticket.began_at, self._finished_at)
+        rate = SECONDS_RATE if self.seconds_each else 1.0
+        if ticket.error is None:
+            self.seconds_each += rate * (own - self.seconds_each)
+        self._finished_at = now
+        self._pending[ticket.is_demand] -= 1
         self._running -= 1
         self.stats.bytes += moved
         if self._running == 0:

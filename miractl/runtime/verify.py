@@ -15,21 +15,22 @@ import functools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from miractl.errors import MiractlError
+from miractl.native.bets import Bets, Moment
 from miractl.policy.keys import ExpertKey
-from miractl.policy.prediction import Probabilities
+from miractl.policy.prediction import Predictor, Probabilities
+from miractl.policy.routing import Routed
 from miractl.runtime.budget import this_machine
 from miractl.runtime.compute import SlotLayout, slot_layout
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.layer_proof import Recorded, record_layers, relative_error
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
-from miractl.runtime.prefetch import Predictor
 from miractl.runtime.transfer import Mover
 from miractl.units import format_bytes
 
@@ -138,6 +139,7 @@ def _run(options: EngineOptions, layout: SlotLayout, name: str, slots: int, chec
             queue.mover = _NeighbourMover(queue.mover, engine.outline.experts)
         if "wrong" in name and engine.prefetcher is not None:
             engine.prefetcher.predictor = _Contrary(engine.prefetcher.predictor)
+            engine.prefetcher.bets = _Reckless(engine.prefetcher.bets.state)
         difference, same_text = check(engine)
         facts = engine.snapshot()
     finally:
@@ -211,11 +213,26 @@ class _Contrary:
     def __init__(self, inner: Predictor) -> None:
         self._inner, self.mode = inner, inner.mode
 
-    def predict(
-        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64]
-    ) -> Probabilities | None:
-        wanted = self._inner.predict(layer, x, ids)
+    def observe(self, step: Routed, hidden: torch.Tensor) -> None:
+        self._inner.observe(step, hidden)
+
+    def guess(self, ahead: int) -> Probabilities | None:
+        wanted = self._inner.guess(ahead)
         return None if wanted is None else wanted.max() - wanted
+
+    def fade(self) -> None:
+        self._inner.fade()
+
+
+class _Reckless(Bets):
+    """Bets on whoever is likeliest, whatever it costs."""
+
+    def choose(
+        self, at: Moment, guesses: npt.NDArray[Any], there: npt.NDArray[np.uint8]
+    ) -> list[int]:
+        order = np.argsort(-guesses, kind="stable")
+        chosen: list[int] = [e for e in order.tolist() if not there[e]][: at.room]
+        return chosen
 
 
 class _NeighbourMover:

@@ -25,12 +25,15 @@ class ReferencePredictor:
     def __init__(self, state: PredictorState) -> None:
         self.state = state
 
-    def predict(self, layer: int, starts: bool = False) -> None:
+    def begin(self, starts: bool = False) -> None:
+        """Begin a token."""
+        s = self.state
+        s.token += 1
+        s.begins = int(starts or s.token == 0)
+
+    def predict(self, layer: int) -> None:
         """Set the layer's scores from what came before."""
         s = self.state
-        if layer == 0:
-            s.token += 1
-            s.begins = int(starts or s.token == 0)
         x = s.hints[layer]
         x[:SOURCES] = s.averages[layer]
         for number in range(SOURCES):
@@ -62,8 +65,9 @@ class ReferencePredictor:
         ids: Ids = np.empty(0, np.uint16)
         if number == 0 and not s.begins:
             ids = s.ids[(s.token - 1) & 1, layer].copy()
-        if 0 < number <= layer:
-            ids = s.ids[s.token & 1, layer - number].copy()
+        other = layer - s.ahead + 1 - number
+        if number > 0 and other >= 0:
+            ids = s.ids[s.token & 1, other].copy()
         return ids
 
     def _expect(self, layer: int, number: int, otherwise: Floats) -> Floats:
@@ -73,16 +77,16 @@ class ReferencePredictor:
         x = np.zeros(s.lanes, np.float32)
         for expert in source:
             share = F(1) / F(s.top) / s.totals[layer, number, expert]
-            x[: s.experts] += share * s.counts[layer, number, :, expert]
+            x += share * s.counts[layer, number, expert]
         return x
 
     @staticmethod
     def _count(totals: Floats, counts: Floats, expert: int, ids: Ids) -> None:
         totals[expert] += 1
-        counts[ids, expert] += 1
+        counts[expert, ids] += 1
         if totals[expert] >= MOST_COUNTS:
             totals[expert] *= F(0.5)
-            counts[:, expert] *= F(0.5)
+            counts[expert] *= F(0.5)
 
     def _learn(self, layer: int, ids: Ids) -> None:
         s = self.state

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from miractl.errors import UsageError
 from miractl.native.learner import Learner, LearnerState, discount_for, window_for
-from miractl.native.replay import Cache, Kind, Routing, Rule, replay
+from miractl.native.replay import Cache, Kind, Outcome, Routing, Rule, replay
 from miractl.policy.registry import POLICIES, Policy
 from miractl.telemetry.trace import Trace
 
@@ -60,8 +60,10 @@ def slots_for(share: float, routing: Routing) -> int:
     return max(1, round(share * routing.experts))
 
 
-def hits(policy: Policy, routing: Routing, slots: int, token_seconds: float) -> tuple[Rates, float]:
-    """Hit rates of the layers, and how many experts a token came to stay."""
+def outcome_of(
+    policy: Policy, routing: Routing, slots: int, token_seconds: float, residents: bool = False
+) -> Outcome:
+    """The replay of one policy from a cold cache; with `residents`, who was there and when."""
     learner = None
     if policy.kind is Kind.LEARNED:
         discount, window = discount_for(slots, routing.top), window_for(slots, routing.top)
@@ -69,7 +71,13 @@ def hits(policy: Policy, routing: Routing, slots: int, token_seconds: float) -> 
         learner = Learner(LearnerState(*sizes, discount, window=window))
     ways = (slots * routing.layers,) if policy.pooled else (slots,) * routing.layers
     rule = Rule(policy.kind, token_seconds=token_seconds, learner=learner)
-    outcome = replay(routing, Cache(ways, policy.pooled, policy.admission), rule)
+    cache = Cache(ways, policy.pooled, policy.admission)
+    return replay(routing, cache, rule, residents)
+
+
+def hits(policy: Policy, routing: Routing, slots: int, token_seconds: float) -> tuple[Rates, float]:
+    """Hit rates of the layers, and how many experts a token came to stay."""
+    outcome = outcome_of(policy, routing, slots, token_seconds)
     rates: Rates = outcome.hits.mean(axis=(0, 2))
     return rates, float(outcome.entered.sum()) / routing.tokens
 

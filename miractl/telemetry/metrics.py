@@ -82,6 +82,15 @@ METRICS = (
     Declared(
         "miractl_prefetch_wasted_bytes_total", "prefetch.wasted_bytes", "Bytes nobody asked for"
     ),
+    Declared(
+        *("miractl_prefetch_withheld_total", "prefetch.withheld"),
+        "Prefetches that would not have paid",
+    ),
+    Declared(
+        *("miractl_prefetch_switches_total", "prefetch.switches"),
+        "Times that prefetching stopped or resumed by itself",
+    ),
+    Declared("miractl_prefetch_paused", "prefetch.off", "1 while prefetching would lose time"),
     Declared("miractl_staged_experts", "prefetch.staged", "Prefetched experts that await use"),
     Declared(
         "miractl_staged_experts_limit", "prefetch.staged_limit", "Most experts staged at a time"

@@ -58,7 +58,7 @@ class CacheFacts:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchFacts:
-    """Bets on the next layer. issued == used + late + wasted + cancelled + still staged."""
+    """Bets on the next layers. issued == used + late + wasted + cancelled + still staged."""
 
     enabled: bool
     mode: str
@@ -68,6 +68,9 @@ class PrefetchFacts:
     wasted: int
     cancelled: int  # dropped before the transfer began: no bytes moved
     wasted_bytes: int
+    withheld: int  # likely experts not bet on: the expected cost was above the gain
+    switches: int  # times that bets were stopped because they lost, or resumed
+    off: bool  # they are stopped now
     staged: int
     staged_limit: int
 

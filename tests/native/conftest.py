@@ -1,7 +1,5 @@
 """Blocks and shapes that the kernels' tests share."""
 
-import os
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,7 +12,6 @@ from miractl.native import (
     aligned_empty,
     available,
     library,
-    why_not,
 )
 from miractl.native.kernels import quantize_into
 
@@ -25,16 +22,6 @@ SIMD = [isa for isa in library.supported_isas() if isa != "scalar"] if available
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20260101)
-
-
-@pytest.fixture(scope="session")
-def kernels() -> None:
-    """Skip without the library, unless it is required."""
-    if (reason := why_not()) is None:
-        return
-    if os.environ.get("MIRACTL_REQUIRE_NATIVE"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(params=SIMD or ["scalar"])

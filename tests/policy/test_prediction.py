@@ -1,62 +1,221 @@
-"""The Markov table, and which candidates a guess yields."""
+"""Predictors: what each learns from the stream, and that sequences do not mix."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from miractl.policy.keys import ExpertKey
-from miractl.policy.prediction import MarkovTable, candidates
+from miractl.policy.foresight import Foresight
+from miractl.policy.markov import MarkovTable
+from miractl.policy.position import HYBRID_TOKENS, Hybrid, PositionTable, place_of
+from miractl.policy.prediction import Popularity, Predictor, Shuffled, union
+from miractl.policy.resampling import SETTLED, Resampled
+from miractl.policy.routing import Routed, Segment
+from miractl.policy.streams import MOST, Streams
+
+LAYERS, EXPERTS = 3, 8
+MAKERS: dict[str, Callable[[], Predictor]] = {
+    "markov": lambda: MarkovTable(LAYERS, EXPERTS, 1),
+    "token-position": lambda: PositionTable(LAYERS, EXPERTS, 1),
+    "hybrid": lambda: Hybrid(LAYERS, EXPERTS, 1),
+    "popularity": lambda: Popularity(LAYERS, EXPERTS, 1),
+    "learned": lambda: Foresight(LAYERS, EXPERTS, 1, horizon=2),
+    "shuffle": lambda: Shuffled(Popularity(LAYERS, EXPERTS, 1), LAYERS, EXPERTS),
+}
+kernels = pytest.mark.usefixtures("kernels")
 
 
-def ids(*tokens: list[int]) -> np.ndarray:
-    return np.array(tokens, dtype=np.int64)
+def step(layer: int, *tokens: int, position: int = 0, sequence: int = 0) -> Routed:
+    """One expert for each token of one sequence."""
+    ids = np.array(tokens, np.int64)[:, None]
+    segment = Segment(sequence, 0, len(tokens), position)
+    return Routed(layer, ids, np.ones(ids.shape, np.float32), (segment,), position)
 
 
-def test_a_repeated_transition_is_learned() -> None:
-    table = MarkovTable(layers=2, experts=4, top_k=1)
-    for _ in range(20):
-        table.observe(0, ids([1]))
-        table.observe(1, ids([3]))
-    wanted = table.predict(0, ids([1]))
-    assert wanted is not None
-    assert wanted.argmax() == 3
-    assert wanted[3] == pytest.approx(20.5 / 22)
+def batch(layer: int, *tokens: int, position: int = 0) -> Routed:
+    """One new token for each of several sequences."""
+    ids = np.array(tokens, np.int64)[:, None]
+    segments = tuple(Segment(at, at, at + 1, position) for at in range(len(tokens)))
+    return Routed(layer, ids, np.ones(ids.shape, np.float32), segments, position)
 
 
-def test_an_unknown_history_predicts_every_expert_alike() -> None:
-    wanted = MarkovTable(layers=2, experts=4, top_k=2).predict(0, ids([0, 1]))
-    assert wanted is not None
-    assert wanted.tolist() == pytest.approx([0.5] * 4)
+def token(predictor: Predictor, position: int, *experts: int) -> list[np.ndarray | None]:
+    """One token through all layers; guesses of the layer after each."""
+    guesses = []
+    for layer, expert in enumerate(experts):
+        predictor.observe(step(layer, expert, position=position), None)
+        guesses.append(predictor.guess(1))
+    return guesses
 
 
-def test_more_tokens_want_more_experts() -> None:
-    table = MarkovTable(layers=2, experts=4, top_k=1)
-    one, two = table.predict(0, ids([0])), table.predict(0, ids([0], [1]))
+@kernels
+@pytest.mark.parametrize("name", ["markov", "hybrid", "learned"])
+def test_a_layer_that_follows_another_is_learned(name: str) -> None:
+    predictor = MAKERS[name]()
+    rng = np.random.default_rng(0)
+    for position in range(500):
+        first = int(rng.integers(EXPERTS))
+        token(predictor, position, first, (first + 3) % EXPERTS, (5 * first) % EXPERTS)
+    guesses = token(predictor, 500, 2, 5, 2)
+    assert guesses[0] is not None
+    assert guesses[1] is not None
+    assert guesses[0].argmax() == 5
+    assert guesses[1].argmax() == 2
+    assert guesses[2] is None  # nothing follows the last layer
+    predictor.observe(step(0, 6, position=501), None)
+    further = predictor.guess(2)
+    assert further is not None
+    assert further.argmax() == 6 * 5 % EXPERTS
+
+
+@kernels
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_guesses_are_probabilities_whatever_comes(name: str) -> None:
+    predictor, rng = MAKERS[name](), np.random.default_rng(1)
+    for position in range(40):
+        tokens = rng.integers(EXPERTS, size=(LAYERS, rng.integers(1, 20)))
+        for layer in range(LAYERS):
+            one_each = position % 3 == 2
+            now = batch(layer, *tokens[layer][:5]) if one_each else step(layer, *tokens[layer])
+            predictor.observe(now, None)
+            for ahead in (1, 2):
+                guess = predictor.guess(ahead)
+                if guess is not None:
+                    assert guess.shape == (EXPERTS,)
+                    assert ((guess >= 0) & (guess <= 1)).all()
+                else:
+                    assert layer + ahead >= LAYERS
+        predictor.fade()
+
+
+@pytest.mark.parametrize("name", ["markov", "popularity"])
+def test_more_tokens_want_more_experts(name: str) -> None:
+    predictor = MAKERS[name]()
+    predictor.observe(step(0, 1), None)
+    one = predictor.guess(1)
+    predictor.observe(step(0, 1, 2, 3), None)
+    three = predictor.guess(1)
     assert one is not None
-    assert two is not None
-    assert two[0] == pytest.approx(1 - (1 - one[0]) ** 2)
+    assert three is not None
+    assert (three > one).all()
 
 
-def test_only_neighbouring_layers_of_the_same_tokens_are_paired() -> None:
-    table = MarkovTable(layers=3, experts=4, top_k=1)
-    table.observe(0, ids([0]))
-    table.observe(2, ids([1]))  # layer 1 was skipped
-    table.observe(1, ids([2], [3]))  # and these are other tokens
-    for layer in (0, 1):
-        wanted = table.predict(layer, ids([0]))
-        assert wanted is not None
-        assert wanted.tolist() == pytest.approx([0.25] * 4)
+def test_markov_pairs_neighbouring_layers_of_the_same_tokens_only() -> None:
+    table = MarkovTable(LAYERS, EXPERTS, 1)
+    table.observe(step(0, 0))
+    table.observe(step(2, 1))  # layer 1 was skipped
+    table.observe(step(1, 2, 3))  # and these are other tokens
+    table.observe(step(0, 0))
+    guess = table.guess(1)
+    assert guess is not None
+    assert guess[[0, 1, 4]].tolist() == pytest.approx([guess[0]] * 3)
 
 
-def test_nothing_follows_the_last_layer() -> None:
-    assert MarkovTable(layers=2, experts=4, top_k=1).predict(1, ids([0])) is None
+@kernels
+@pytest.mark.parametrize("name", ["markov", "learned"])
+def test_sequences_do_not_mix(name: str) -> None:
+    # Each sequence repeats its own expert: a past that mixed them could not tell.
+    predictor = MAKERS[name]()
+    for position in range(300):
+        experts = (1, 6) if position // 10 % 2 else (3, 4)
+        for layer in range(LAYERS):
+            for at, expert in enumerate(experts):
+                predictor.observe(step(layer, expert, position=position, sequence=at), None)
+    predictor.observe(batch(0, 1, 6, position=301), None)
+    both = predictor.guess(1)
+    assert both is not None
+    assert set(np.argsort(-both)[:2].tolist()) == {1, 6}
 
 
-@pytest.mark.parametrize(
-    ("confidence", "expected"), [(0.1, [2]), (0.5, [2]), (0.6, [2, 0]), (1.0, [2, 0, 3, 1])]
-)
-def test_candidates_come_by_falling_probability_up_to_the_confidence(
-    confidence: float, expected: list[int]
-) -> None:
-    found = list(candidates(7, np.array([0.3, 0.05, 0.55, 0.1]), confidence))
-    assert [key for key, _ in found] == [ExpertKey(7, expert) for expert in expected]
-    assert [p for _, p in found] == sorted((p for _, p in found), reverse=True)
+def test_streams_forget_whoever_was_seen_longest_ago() -> None:
+    streams: Streams[list[int]] = Streams(list)
+    streams.of(Segment(0, 0, 1, 0)).append(7)
+    for sequence in range(1, MOST):
+        streams.of(Segment(sequence, 0, 1, 0))
+    assert streams.of(Segment(0, 0, 1, 5)) == [7]
+    streams.of(Segment(MOST, 0, 1, 0))
+    assert len(streams) == MOST
+    assert streams.of(Segment(0, 0, 1, 5)) == [7]
+    assert streams.begin(Segment(0, 0, 1, 0)) == []  # begins anew
+
+
+def test_positions_are_told_apart_by_powers_of_two() -> None:
+    assert [place_of(position) for position in (0, 1, 2, 3, 4, 1023)] == [0, 1, 2, 2, 3, 10]
+    table = PositionTable(LAYERS, EXPERTS, 1)
+    for text in range(50):
+        del text
+        for position in range(8):
+            token(table, position, *([1 if position < 4 else 6] * LAYERS))
+    early, late = token(table, 2, 0, 0, 0)[0], token(table, 6, 0, 0, 0)[0]
+    assert early is not None
+    assert late is not None
+    assert (early.argmax(), late.argmax()) == (1, 6)
+
+
+def test_hybrid_changes_over_at_512_tokens() -> None:
+    hybrid, markov = Hybrid(LAYERS, EXPERTS, 1), MarkovTable(LAYERS, EXPERTS, 1)
+    position_table = PositionTable(LAYERS, EXPERTS, 1)
+    for position in range(HYBRID_TOKENS + 1):
+        each = [token(p, position, 1, 2, 3)[0] for p in (hybrid, markov, position_table)]
+        same_as = 1 if position < HYBRID_TOKENS else 2
+        np.testing.assert_array_equal(each[0], each[same_as])
+
+
+def test_shuffled_guesses_are_the_same_of_other_experts() -> None:
+    plain, shuffled = MAKERS["popularity"](), MAKERS["shuffle"]()
+    for position in range(50):
+        own, other = token(plain, position, 1, 2, 3), token(shuffled, position, 1, 2, 3)
+    assert own[0] is not None
+    assert other[0] is not None
+    assert sorted(own[0]) == sorted(other[0])
+    assert not np.array_equal(own[0], other[0])
+
+
+class Fading:
+    """Guesses one expert; counts how often it was told to fade."""
+
+    mode = "markov"
+
+    def __init__(self) -> None:
+        self.faded = 0
+
+    def observe(self, step: Routed, hidden: object) -> None:
+        pass
+
+    def guess(self, ahead: int) -> np.ndarray:
+        return np.eye(EXPERTS)[1]
+
+    def fade(self) -> None:
+        self.faded += 1
+
+
+def test_tables_are_sampled_anew_at_intervals() -> None:
+    inner = Fading()
+    predictor = Resampled(inner, interval=100)
+    for position in range(250):
+        token(predictor, position, 1, 1, 1)
+    assert inner.faded == predictor.resampled == 2
+
+
+def test_tables_are_sampled_anew_when_guesses_get_worse() -> None:
+    inner = Fading()
+    predictor = Resampled(inner, interval=10**9)
+    for position in range(SETTLED // 2):
+        token(predictor, position, 1, 1, 1)
+    assert inner.faded == 0
+    for position in range(40):
+        token(predictor, position, 2, 2, 2)
+    assert inner.faded == 1
+
+
+def test_a_union_is_not_used_only_if_nobody_uses_it() -> None:
+    assert union(np.array([[0.5, 0.0], [0.5, 0.2]])).tolist() == pytest.approx([0.75, 0.2])
+
+
+def test_padding_teaches_nothing() -> None:
+    table = MarkovTable(LAYERS, EXPERTS, 1)
+    for layer in range(LAYERS):
+        ids = np.array([[layer]])
+        segment = Segment(-1, 0, 1, 0)
+        table.observe(Routed(layer, ids, np.ones((1, 1), np.float32), (segment,), 0))
+        assert table.guess(1) is None

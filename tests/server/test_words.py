@@ -109,12 +109,3 @@ def test_wrong_model_is_one_line(miractl: Callable[..., Result]) -> None:
     result = miractl("serve", "nowhere")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[0].startswith("error: no folder 'nowhere'")
-
-
-def test_a_parameter_that_does_nothing_yet_says_so(
-    miractl: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("miractl.cli.serve._serve", lambda *_: None)
-    told = miractl("serve", "--prediction-horizon", "5").stderr
-    assert "prediction_horizon is set (option) and has no effect in this version" in told
-    assert "has no effect" not in miractl("serve", "--prediction-mode", "markov").stderr

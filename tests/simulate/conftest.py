@@ -1,23 +1,9 @@
 """Small recordings that the tests share."""
 
-import os
-
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
-from miractl.native import available, why_not
 from miractl.native.replay import Routing
-
-
-@pytest.fixture(scope="session")
-def kernels() -> None:
-    """Skip without the library, unless it is required."""
-    if available():
-        return
-    if os.environ.get("MIRACTL_REQUIRE_NATIVE"):
-        pytest.fail(str(why_not()))
-    pytest.skip(str(why_not()))
 
 
 def random_routing(

@@ -68,13 +68,30 @@ def test_json_says_the_same_and_more(trace: str, miractl: Miractl) -> None:
     assert len(lru["layer_hit_rates"]) == 3
 
 
+def test_a_link_tells_what_prefetches_bring(trace: str, miractl: Miractl) -> None:
+    link = ("--link", "10GB/s", "--expert-size", "10MB", "--layer-time", "2ms")
+    lines = miractl("replay", trace, "--slots", "4", *link).stdout.splitlines()
+    assert "- an expert of 9.54 MiB takes 1 ms" in lines
+    heads = [line for line in lines if line.startswith("POLICY")]
+    assert heads[1].split()[:3] == ["POLICY", "HITS", "LATE"]
+    assert lines[-1].startswith("Prefetches ")
+    facts = json.loads(miractl("replay", trace, "--slots", "4", *link, "--json").stdout)
+    one = facts["traces"][0]
+    assert one["link"]["layer_seconds"] == 2e-3
+    assert one["link"]["max_staged_experts"] == 4
+    assert one["runs"][0]["prefetch_verdict"] == lines[-1]
+    for row in one["runs"][0]["policies"]:
+        assert row["hit_rate_with_prefetch"] >= row["hit_rate"]
+        assert row["seconds_per_token"] <= 1.01 * row["seconds_per_token_without_prefetch"]
+
+
 def test_csv_has_a_row_for_each(trace: str, miractl: Miractl) -> None:
     out = miractl("replay", trace, "--policy", "all", "--slots", "4", "--csv").stdout
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 12
     assert {row["slots_per_layer"] for row in rows} == {"4"}
     assert rows[0]["policy"] == "lru"
-    assert rows[0]["link_seconds_per_token"] == ""
+    assert rows[0]["link_seconds_per_token"] == rows[0]["seconds_per_token"] == ""
 
 
 def test_the_picture(trace: str, tmp_path: Path, miractl: Miractl) -> None:
@@ -82,6 +99,10 @@ def test_the_picture(trace: str, tmp_path: Path, miractl: Miractl) -> None:
     target = tmp_path / "hits.png"
     result = miractl("replay", trace, "-o", str(target))
     assert result.exit_code == 0
+    small = target.stat().st_size
+    link = ("--link", "10GB/s", "--expert-size", "10MB", "--slots", "2,4")
+    assert miractl("replay", trace, "-o", str(target), *link).exit_code == 0
+    assert target.stat().st_size > small  # a second diagram, of times
     assert target.read_bytes().startswith(b"\x89PNG")
     assert f"wrote {target}" in result.stderr
     failed = miractl("replay", trace, "-o", str(tmp_path / "none" / "hits.png"))
@@ -101,6 +122,10 @@ def test_the_picture(trace: str, tmp_path: Path, miractl: Miractl) -> None:
         (("--expert-size", "10MB"), "--link is missing"),
         (("--link", "10GB", "--expert-size", "1MB"), "--link: '10GB' needs a unit"),
         (("--token-time", "5"), "--token-time: '5'"),
+        (("--layer-time", "5ms"), "--layer-time needs a link"),
+        (("--link", "0GB/s", "--expert-size", "1MB"), "--link: '0GB/s' is nothing"),
+        (("--profile", "a11"), "no profile 'a11'"),
+        (("--profile", "a10"), "a model whose sizes are known, got some/model"),
     ],
 )
 def test_wrong_usage_is_one_line(

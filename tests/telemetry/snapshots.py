@@ -53,7 +53,10 @@ BASE = Snapshot(
         evictions=934,
         waves=3,
     ),
-    prefetch=PrefetchFacts(True, "lookahead", 600, 420, 60, 100, 20, 100 * MIB, 0, 4),
+    prefetch=PrefetchFacts(
+        *(True, "lookahead", 600, 420, 60, 100, 20, 100 * MIB),
+        *(90, 2, False, 0, 4),
+    ),
     transfer=TransferFacts("disk", 1580 * MIB, 2.0, 1e9),
     switch=SwitchFacts(
         count=100,

@@ -94,9 +94,11 @@ typedef struct {
 } mira_rule;
 
 /* Replay from a cold cache. hits[tokens, layers, top] gets 1 for every expert that was resident
- * when asked for; entered[layers] counts those brought in to stay. MIRA_NO_MEMORY or MIRA_OK. */
+ * when asked for; entered[layers] counts those brought in to stay; resident[tokens, layers, experts],
+ * unless NULL, is who was there before the token. MIRA_NO_MEMORY or MIRA_OK. */
 MIRA_API int mira_replay(const mira_routing *routing, const mira_cache *cache,
-                         const mira_rule *rule, uint8_t *hits, int64_t *entered);
+                         const mira_rule *rule, uint8_t *hits, int64_t *entered,
+                         uint8_t *resident);
 
 enum { MIRA_HINTS = 9, MIRA_SOURCES = 4, MIRA_BINS = 20 };
 
@@ -104,12 +106,13 @@ enum { MIRA_HINTS = 9, MIRA_SOURCES = 4, MIRA_BINS = 20 };
  * mira_learner. */
 typedef struct {
     int32_t layers, experts, lanes, top;
+    int32_t ahead; /* layers between what is known and what is predicted; at least 1 */
     float weight_rate, table_rate;
     int64_t token;                /* of the stream; -1 before the first */
     int32_t begins;               /* whether it begins a text */
     float *weights, *weight_sums; /* [HINTS] */
     float *table, *table_sums;    /* [layers][SOURCES][experts][lanes] */
-    float *counts;                /* [layers][SOURCES][experts][lanes]: what followed whom (lane) */
+    float *counts;                /* [layers][SOURCES][experts][lanes]: who (lane) followed whom */
     float *totals;                /* [layers][SOURCES][lanes] */
     float *averages;              /* [layers][SOURCES][lanes] */
     float *hints;                 /* [layers][HINTS][lanes] */
@@ -118,15 +121,16 @@ typedef struct {
     float *scratch;               /* [2][lanes] */
 } mira_predictor;
 
-/* Set scores[layer] from what came before; then learn what the layer chose. Layers in order, each
- * predicted and then learned. `starts`: the token begins a text. */
-MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer, int32_t starts);
+/* Begin a token; `starts`: it begins a text. Then set scores[layer] from what came before, and learn
+ * what the layer chose: layers in order, each predicted and then learned, predictions up to `ahead`
+ * before. */
+MIRA_API void mira_begin(mira_predictor *predictor, int32_t starts);
+MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer);
 MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint16_t *ids);
 
-/* Over a recording: ranks[tokens, layers, top] of the chosen among the experts of the layer, the
- * most probable is 0; and for all layers but the first bins[3][BINS] of equal width in probability:
- * predictions, the sum of them, and how many came true. */
-MIRA_API void mira_foresee(const mira_routing *routing, mira_predictor *predictor, uint16_t *ranks,
-                           double *bins);
+/* Over a recording: probabilities[tokens, layers, experts] of each expert as known `ahead` layers
+ * before, of the first `ahead` layers at the beginning of the token. */
+MIRA_API void mira_foresee(const mira_routing *routing, mira_predictor *predictor,
+                           float *probabilities);
 
 #endif

@@ -1,7 +1,8 @@
 /* Which experts the next layer will want, learned online from the routing alone.
  *
  * score = weights . hints + one table row for each expert of each source; the sources are the same
- * layer at the token before and the three layers before at this token. Hints are averages of use
+ * layer at the token before and, at this token, the last three layers that are known, which end
+ * `ahead` layers before. Hints are averages of use
  * and what has followed the experts of each source. As soon as the layer has chosen, weights and
  * rows take an AdaGrad step. miractl/simulate/predicting.py is the same, to the last bit.
  */
@@ -24,7 +25,8 @@ static const uint16_t *source(const mira_predictor *p, int32_t layer, int32_t s)
 {
     if (s == 0)
         return p->begins ? NULL : ids_at(p, p->token - 1, layer);
-    return layer < s ? NULL : ids_at(p, p->token, layer - s);
+    int32_t other = layer - p->ahead + 1 - s;
+    return other < 0 ? NULL : ids_at(p, p->token, other);
 }
 
 static size_t row(const mira_predictor *p, int32_t layer, int32_t s)
@@ -44,19 +46,19 @@ static void expect(const mira_predictor *p, int32_t layer, int32_t s, const floa
     const float *totals = p->totals + row(p, layer, s);
     memset(x, 0, p->lanes * sizeof *x);
     for (int32_t i = 0; i < p->top; i++) {
-        const float *column = p->counts + row(p, layer, s) * p->experts + from[i];
-        float share = 1.0f / p->top / totals[from[i]];
-        for (int32_t e = 0; e < p->experts; e++)
-            x[e] += share * column[(size_t)e * p->lanes];
+        const float *after = p->counts + row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes;
+        vector_add_scaled(x, after, 1.0f / p->top / totals[from[i]], p->lanes);
     }
 }
 
-void mira_predict(mira_predictor *p, int32_t layer, int32_t starts)
+void mira_begin(mira_predictor *p, int32_t starts)
 {
-    if (layer == 0) {
-        p->token++;
-        p->begins = starts || p->token == 0;
-    }
+    p->token++;
+    p->begins = starts || p->token == 0;
+}
+
+void mira_predict(mira_predictor *p, int32_t layer)
+{
     float *x = p->hints + (size_t)layer * MIRA_HINTS * p->lanes;
     float *z = p->scores + (size_t)layer * p->lanes;
     memcpy(x, p->averages + row(p, layer, 0), S * p->lanes * sizeof *x);
@@ -104,15 +106,15 @@ static void count(mira_predictor *p, int32_t layer, int32_t s, const uint16_t *i
     const uint16_t *from = source(p, layer, s);
     float *totals = p->totals + row(p, layer, s);
     for (int32_t i = 0; from && i < p->top; i++) {
-        float *column = p->counts + row(p, layer, s) * p->experts + from[i];
+        float *after = p->counts + row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes;
         totals[from[i]] += 1;
         for (int32_t j = 0; j < p->top; j++)
-            column[(size_t)ids[j] * p->lanes] += 1;
+            after[ids[j]] += 1;
         if (totals[from[i]] < MOST_COUNTS)
             continue;
         totals[from[i]] *= 0.5f;
-        for (int32_t e = 0; e < p->experts; e++)
-            column[(size_t)e * p->lanes] *= 0.5f;
+        for (int32_t e = 0; e < p->lanes; e++)
+            after[e] *= 0.5f;
     }
 }
 
@@ -132,40 +134,21 @@ void mira_confirm(mira_predictor *p, int32_t layer, const uint16_t *ids)
     memcpy(ids_at(p, p->token, layer), ids, p->top * sizeof *ids);
 }
 
-/* How many experts of a row stand before this one; the first of equals is first. */
-static uint16_t rank_of(const float *scores, int32_t experts, int32_t expert)
+void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilities)
 {
-    int32_t before = 0;
-    for (int32_t e = 0; e < experts; e++)
-        before += scores[e] > scores[expert] || (scores[e] == scores[expert] && e < expert);
-    return (uint16_t)before;
-}
-
-static void sort_in(const mira_predictor *p, const float *scores, const uint16_t *ids, double *bins)
-{
-    for (int32_t e = 0; e < p->experts; e++) {
-        double probability = 1 / (1 + exp(-(double)scores[e]));
-        int32_t bin = (int32_t)(probability * MIRA_BINS);
-        bin = bin < MIRA_BINS ? bin : MIRA_BINS - 1;
-        bins[bin] += 1;
-        bins[MIRA_BINS + bin] += probability;
-        for (int32_t i = 0; i < p->top; i++)
-            bins[2 * MIRA_BINS + bin] += ids[i] == e;
-    }
-}
-
-void mira_foresee(const mira_routing *in, mira_predictor *p, uint16_t *ranks, double *bins)
-{
-    for (int32_t t = 0; t < in->tokens; t++)
+    for (int32_t t = 0; t < in->tokens; t++) {
+        size_t step = (size_t)t * in->layers;
+        mira_begin(p, in->starts[t]);
+        for (int32_t l = 0; l < p->ahead && l < in->layers; l++)
+            mira_predict(p, l);
         for (int32_t l = 0; l < in->layers; l++) {
-            size_t at = ((size_t)t * in->layers + l) * in->top;
-            const uint16_t *ids = in->ids + at;
-            mira_predict(p, l, in->starts[t]);
+            float *row = probabilities + (step + l) * in->experts;
             const float *scores = p->scores + (size_t)l * p->lanes;
-            for (int32_t i = 0; i < in->top; i++)
-                ranks[at + i] = rank_of(scores, p->experts, ids[i]);
-            if (l > 0)
-                sort_in(p, scores, ids, bins);
-            mira_confirm(p, l, ids);
+            for (int32_t e = 0; e < in->experts; e++)
+                row[e] = (float)(1 / (1 + exp(-(double)scores[e])));
+            mira_confirm(p, l, in->ids + (step + l) * in->top);
+            if (l + p->ahead < in->layers)
+                mira_predict(p, l + p->ahead);
         }
+    }
 }

@@ -1,11 +1,17 @@
 /* A cache and a rule, over a recording. */
 #include "rules.h"
 
-static void run(const mira_routing *in, cache *c, rules *r, uint8_t *hits, int64_t *entered)
+#include <string.h>
+
+static void run(const mira_routing *in, cache *c, rules *r, uint8_t *hits, int64_t *entered,
+                uint8_t *resident)
 {
     for (int32_t t = 0; t < in->tokens; t++)
         for (int32_t l = 0; l < in->layers; l++) {
-            size_t at = ((size_t)t * in->layers + l) * in->top;
+            size_t step = (size_t)t * in->layers + l, at = step * in->top;
+            if (resident)
+                memcpy(resident + step * in->experts, c->resident + (size_t)l * in->experts,
+                       in->experts);
             cache_look(c, l, in->ids + at, in->top, hits + at);
             int all_rows = rules_observe(r, t, l);
             cache_settle(c, l, in->ids + at, in->top, hits + at, all_rows, entered);
@@ -13,7 +19,7 @@ static void run(const mira_routing *in, cache *c, rules *r, uint8_t *hits, int64
 }
 
 int mira_replay(const mira_routing *routing, const mira_cache *shape, const mira_rule *rule,
-                uint8_t *hits, int64_t *entered)
+                uint8_t *hits, int64_t *entered, uint8_t *resident)
 {
     cache c;
     rules r = {0};
@@ -21,7 +27,7 @@ int mira_replay(const mira_routing *routing, const mira_cache *shape, const mira
     if (status == MIRA_OK)
         status = rules_open(&r, routing, rule, c.worth);
     if (status == MIRA_OK)
-        run(routing, &c, &r, hits, entered);
+        run(routing, &c, &r, hits, entered, resident);
     rules_close(&r);
     cache_close(&c);
     return status;

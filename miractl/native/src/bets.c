@@ -1,0 +1,209 @@
+/* Which bets are worth their risk.
+ *
+ * A bet that comes true saves the time its transfer was under way before the layer was routed. One
+ * that does not may make demands wait: for what is left of the transfer, or of its chunk. A bet is
+ * proposed if by its probability the first outweighs the second, and a price for bytes in vain.
+ * Three things make that safe whatever the guesses are:
+ *
+ * - the probability is what became of earlier guesses alike, of absent experts;
+ * - a proposal is issued only if the ledger can bear its worst case: time gained less time lost, and
+ *   a small share of the time that has passed;
+ * - proposals are judged whether issued or not; while they lose on average, none is issued.
+ *
+ * miractl/simulate/betting.py is the same, to the last bit.
+ */
+#include "bets.h"
+
+#include <math.h>
+
+#define LEAST 1e-4         /* no guess is surer than this, nor than 1 - this */
+#define TRUSTED 10.0       /* guesses that came true as often as they said, before the first */
+#define MOST_GUESSES 1024  /* of a bin; then it fades by half */
+#define DEMAND_RATE 0.02   /* of the averages, a layer */
+#define WORTH_RATE 0.005   /* a proposal */
+#define WORTH_ON 0.05      /* transfers a proposal, from which issuing begins again */
+#define CREDIT 50.0        /* transfers; what was gained once does not pay for ever */
+#define LAYERS_AHEAD 12    /* over which a delay is followed */
+
+static double *bin_of(const mira_bets *b, int32_t class_, double p)
+{
+    int32_t bin = (int32_t)(p * MIRA_BINS);
+    return b->bins + (size_t)class_ * 3 * MIRA_BINS + bin;
+}
+
+static double within(double p)
+{
+    return p < LEAST ? LEAST : p > 1 - LEAST ? 1 - LEAST : p;
+}
+
+double mira_bets_calibrated(const mira_bets *b, int32_t class_, double guess)
+{
+    double p = within(guess);
+    const double *bin = bin_of(b, class_, p);
+    double said = bin[0] > 0 ? bin[MIRA_BINS] / bin[0] : p;
+    double came = within((bin[2 * MIRA_BINS] + TRUSTED * said) / (bin[0] + TRUSTED));
+    double odds = p / (1 - p) * (came / (1 - came)) / (said / (1 - said));
+    return odds / (1 + odds);
+}
+
+/* How long a transfer begun at `start` goes on after `gate`, when somebody else wants the link. */
+static double overrun(const mira_bets *b, double start, double gate, double transfer)
+{
+    double before = gate - start;
+    if (before >= transfer)
+        return 0;
+    double chunk = transfer / b->chunks, border = ceil(before / chunk) * chunk;
+    return (border < transfer ? border : transfer) - before;
+}
+
+/* Time that demands are expected to wait for a transfer in vain, from the layer's own gate on. */
+static double delay(const mira_bets *b, int32_t layer, double over, double compute)
+{
+    double cost = 0, idle = 1;
+    for (int32_t h = 0; h < LAYERS_AHEAD && over > 0; h++) {
+        double demand = b->demand[(layer + h) % b->layers];
+        cost += idle * demand * over;
+        idle *= 1 - demand;
+        over -= compute;
+    }
+    return cost;
+}
+
+typedef struct {
+    double hidden, risk, sure_cost, vain_cost;
+} prospect;
+
+/* What a transfer that begins when the link is free may save and cost. */
+static prospect look(const mira_bets *b, const mira_moment *at)
+{
+    double due = at->gate + (at->ahead - 1) * at->compute, room = due - at->link;
+    prospect found = {.hidden = room < at->transfer ? room : at->transfer};
+    if (room <= 0)
+        return found;
+    for (int32_t a = 0; a < at->ahead - 1; a++) { /* gates of the layers between */
+        double gate = at->gate + a * at->compute;
+        if (at->link >= gate)
+            continue;
+        double over = overrun(b, at->link, gate, at->transfer);
+        int32_t layer = (at->layer - at->ahead + 1 + a + b->layers) % b->layers;
+        found.sure_cost += b->demand[layer] * over;
+        found.risk = over > found.risk ? over : found.risk;
+    }
+    double over = overrun(b, at->link, due, at->transfer);
+    found.vain_cost = delay(b, at->layer, over, at->compute);
+    found.risk = over > found.risk ? over : found.risk;
+    return found;
+}
+
+static int32_t likeliest(const mira_bets *b)
+{
+    int32_t best = 0;
+    for (int32_t e = 1; e < b->experts; e++)
+        if (b->sure[e] > b->sure[best])
+            best = e;
+    return best;
+}
+
+/* Remember the guesses for their judgement; their probabilities are in `sure`, of the absent. */
+static void take(mira_bets *b, const mira_moment *at, const float *p, const uint8_t *there)
+{
+    float *guess = b->guess + ((size_t)at->class_ * b->layers + at->layer) * b->experts;
+    for (int32_t e = 0; e < b->experts; e++) {
+        guess[e] = there[e] ? -1 : p[e];
+        b->sure[e] = there[e] ? -1 : mira_bets_calibrated(b, at->class_, p[e]);
+    }
+    for (int32_t i = 0; i < b->most; i++)
+        b->proposal[(size_t)at->layer * b->most + i] = -1;
+}
+
+/* Whether an expert is among the likeliest whose share of all guesses is `confidence`. */
+static int is_candidate(const mira_bets *b, const float *p, int32_t expert, double confidence)
+{
+    double all = 0, before = 0;
+    for (int32_t e = 0; e < b->experts; e++) {
+        all += p[e];
+        before += p[e] > p[expert] ? p[e] : 0;
+    }
+    return before < confidence * all;
+}
+
+int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const uint8_t *there,
+                         uint16_t *chosen)
+{
+    mira_moment at = *given;
+    size_t row = (size_t)at.layer * b->most;
+    take(b, &at, p, there);
+    int32_t room = at.room < b->most ? at.room : b->most, count = 0;
+    for (; count < room && at.transfer > 0; count++) {
+        int32_t e = likeliest(b);
+        double sure = b->sure[e];
+        if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, at.confidence))
+            break; /* not likely enough even if it delays nobody */
+        prospect found = look(b, &at);
+        double cost = found.sure_cost
+                      + (1 - sure) * (found.vain_cost + b->price * at.transfer);
+        if (found.hidden <= 0 || sure * found.hidden <= cost
+            || at.promised + found.risk > b->balance + b->allowance * at.elapsed) {
+            b->withheld++;
+            break;
+        }
+        b->proposal[row + count] = e;
+        b->hidden[row + count] = found.hidden;
+        b->risk[row + count] = found.risk;
+        b->sure[e] = -1;
+        chosen[count] = (uint16_t)e;
+        at.link += at.transfer;
+        at.promised += found.risk;
+    }
+    if (b->off) {
+        b->withheld += count;
+        return 0;
+    }
+    *given = at;
+    return count;
+}
+
+static void judge_guesses(mira_bets *b, int32_t class_, int32_t layer, const uint8_t *wanted)
+{
+    float *guess = b->guess + ((size_t)class_ * b->layers + layer) * b->experts;
+    for (int32_t e = 0; e < b->experts; e++) {
+        if (guess[e] < 0)
+            continue;
+        double p = within(guess[e]), *bin = bin_of(b, class_, p);
+        bin[0] += 1;
+        bin[MIRA_BINS] += p;
+        bin[2 * MIRA_BINS] += wanted[e];
+        if (bin[0] >= MOST_GUESSES)
+            for (int32_t i = 0; i < 3; i++)
+                bin[i * MIRA_BINS] *= 0.5;
+        guess[e] = -1;
+    }
+}
+
+void mira_bets_judge(mira_bets *b, int32_t layer, const uint8_t *wanted, int32_t fetch,
+                     double transfer)
+{
+    for (int32_t c = 0; c < b->classes; c++)
+        judge_guesses(b, c, layer, wanted);
+    b->demand[layer] += DEMAND_RATE * (fetch - b->demand[layer]);
+    for (int32_t i = 0; i < b->most && transfer > 0; i++) {
+        size_t at = (size_t)layer * b->most + i;
+        if (b->proposal[at] < 0)
+            break;
+        double value = -b->price - (fetch ? b->risk[at] / transfer : 0);
+        if (wanted[b->proposal[at]])
+            value = b->hidden[at] / transfer;
+        b->worth += WORTH_RATE * (value - b->worth);
+        b->proposal[at] = -1;
+    }
+    int32_t off = b->off ? b->worth < WORTH_ON : b->worth < 0;
+    b->switches += off != b->off;
+    b->off = off;
+}
+
+void mira_bets_account(mira_bets *b, double gained, double lost, double transfer)
+{
+    double most = CREDIT * transfer;
+    b->balance += gained - lost;
+    b->balance = b->balance < most ? b->balance : most;
+}

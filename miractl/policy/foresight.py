@@ -1,0 +1,106 @@
+"""The learned predictor on several sequences: tables for all, a past for each."""
+
+from typing import Any
+
+import numpy as np
+
+from miractl.native.predictor import Predictor as Native
+from miractl.native.predictor import PredictorState
+from miractl.policy.prediction import LAST, Popularity, Probabilities, is_prompt, owned, union
+from miractl.policy.routing import Ids, Routed, Segment
+from miractl.policy.streams import Streams
+
+
+class Stream:
+    """One sequence: its past in each of the predictors, one for each number of layers ahead."""
+
+    def __init__(self, states: list[PredictorState], tokens: int) -> None:
+        self.predictors = [Native(state.branch(tokens)) for state in states]
+        self.next_layer = 0
+        self._is_new = True
+        self.prompt: list[Ids] = []  # the last tokens' ids [tokens, k] of each layer so far
+
+    def begin(self, starts: bool) -> None:
+        """A token begins; what its first layers can be told from is known."""
+        self.next_layer = 0
+        for predictor in self.predictors:
+            predictor.begin(starts or self._is_new)
+            for layer in range(min(predictor.state.ahead, predictor.state.layers)):
+                predictor.predict(layer)
+        self._is_new = False
+
+    def confirm(self, layer: int, ids: Any) -> None:
+        """Learn a layer's experts [k], and predict what they tell of."""
+        for predictor in self.predictors:
+            predictor.confirm(layer, ids)
+            if layer + predictor.state.ahead < predictor.state.layers:
+                predictor.predict(layer + predictor.state.ahead)
+        self.next_layer = layer + 1
+
+
+class Foresight:
+    """Guesses by `miractl.native.predictor`; a prompt's last tokens are learned when it is through.
+
+    Raises MiractlError without the library.
+    """
+
+    mode = "learned"
+
+    def __init__(self, layers: int, experts: int, top_k: int, horizon: int) -> None:
+        self._states = [
+            PredictorState(layers, experts, top_k, ahead=ahead) for ahead in range(1, horizon + 1)
+        ]
+        self._layers = layers
+        self._tokens = 0  # learned
+        self._streams = Streams(lambda: Stream(self._states, self._tokens))
+        self._popular = Popularity(layers, experts, top_k)
+        self._step: Routed | None = None
+
+    def observe(self, step: Routed, hidden: Any = None) -> None:
+        """Learn from new tokens at once, from prompts at their last layer."""
+        self._step = step
+        self._popular.observe(step)
+        for part in owned(step):
+            stream = self._streams.begin(part) if step.layer == 0 else self._streams.of(part)
+            if len(part) > 1:
+                self._read(stream, step, part)
+            elif step.layer == 0:
+                self._tokens += 1
+                stream.begin(part.position == 0)
+                stream.confirm(0, step.ids[part.start])
+            elif stream.next_layer == step.layer:
+                stream.confirm(step.layer, step.ids[part.start])
+
+    def guess(self, ahead: int) -> Probabilities | None:
+        """By each new token's past, by popularity for prompts."""
+        step = self._step
+        if step is None or step.layer + ahead >= self._layers or ahead > len(self._states):
+            return None
+        if is_prompt(step):
+            return self._popular.guess(ahead)
+        streams = [self._streams.of(part) for part in owned(step)]
+        each = [
+            stream.predictors[ahead - 1].probabilities(step.layer + ahead).astype(np.float64)
+            for stream in streams
+            if stream.next_layer == step.layer + 1
+        ]
+        return union(np.stack(each)) if each else None
+
+    def fade(self) -> None:
+        """Halve the counts; let the tables move again."""
+        for state in self._states:
+            state.fade()
+        self._popular.fade()
+
+    def _read(self, stream: Stream, step: Routed, part: Segment) -> None:
+        if step.layer == 0:
+            stream.prompt = []
+        stream.prompt.append(step.ids[max(part.start, part.stop - LAST) : part.stop])
+        if step.layer + 1 < self._layers or len(stream.prompt) < self._layers:
+            return
+        for at, token in enumerate(np.stack(stream.prompt, axis=1)):
+            self._tokens += 1
+            stream.begin(at == 0)
+            for layer, ids in enumerate(token):
+                stream.confirm(layer, ids)
+        stream.prompt = []

@@ -1,0 +1,167 @@
+"""The gate of bets in Python: the same decisions to the last bit as the C code, slowly.
+
+The oracle of its tests, and its description: read it beside miractl/native/src/bets.c.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from miractl.native.bets import BetsState, Floats, Moment
+from miractl.native.predictor import BINS
+
+Flags = npt.NDArray[np.uint8]  # [experts]
+
+LEAST, TRUSTED, MOST_GUESSES = 1e-4, 10.0, 1024
+DEMAND_RATE, WORTH_RATE, WORTH_ON, CREDIT = 0.02, 0.005, 0.05, 50.0
+LAYERS_AHEAD = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a transfer may save and cost: a sure delay of layers between, one if it is in vain."""
+
+    hidden: float
+    risk: float = 0.0
+    sure_cost: float = 0.0
+    vain_cost: float = 0.0
+
+
+def within(p: float) -> float:
+    """No guess is surer than LEAST, nor than 1 - LEAST."""
+    return min(max(p, LEAST), 1 - LEAST)
+
+
+def _is_candidate(p: Floats, expert: int, confidence: float) -> bool:
+    """Whether it is among the likeliest whose share of all guesses is `confidence`."""
+    everybody = before = 0.0
+    for other in p.tolist():
+        everybody += other
+        before += other if other > p[expert] else 0.0
+    return before < confidence * everybody
+
+
+class ReferenceBets:
+    """Chooses and judges as `miractl.native.bets.Bets` does, on a state of its own."""
+
+    def __init__(self, state: BetsState) -> None:
+        self.state = state
+
+    def calibrated(self, guess: float, kind: int = 0) -> float:
+        """The probability that the record of a class makes of a guess."""
+        p = within(guess)
+        made, said, came = self.state.bins[kind, :, int(p * BINS)]
+        mean = said / made if made > 0 else p
+        true = within((came + TRUSTED * mean) / (made + TRUSTED))
+        odds = p / (1 - p) * (true / (1 - true)) / (mean / (1 - mean))
+        return float(odds / (1 + odds))
+
+    def choose(self, at: Moment, guesses: npt.NDArray[Any], there: Flags) -> list[int]:
+        """Experts to bet on, likeliest first; moves `at` on unless bets are off."""
+        s = self.state
+        p = guesses.astype(np.float32)
+        s.guess[at.kind, at.layer] = np.where(there, -1, p)
+        sure = [
+            -1.0 if here else self.calibrated(float(guess), at.kind)
+            for guess, here in zip(p, there, strict=True)
+        ]
+        s.proposal[at.layer] = -1
+        chosen: list[int] = []
+        link, promised = at.link, at.promised
+        while len(chosen) < min(max(0, at.room), s.most) and at.transfer > 0:
+            expert = int(np.argmax(sure))
+            chance = sure[expert]
+            if chance <= s.price * (1 - chance) or not _is_candidate(p, expert, at.confidence):
+                break
+            found = self._look(at, link)
+            cost = found.sure_cost + (1 - chance) * (found.vain_cost + s.price * at.transfer)
+            bearable = promised + found.risk <= s.balance + s.allowance * at.elapsed
+            if found.hidden <= 0 or chance * found.hidden <= cost or not bearable:
+                s.withheld += 1
+                break
+            place = at.layer, len(chosen)
+            s.proposal[place], s.hidden[place], s.risk[place] = expert, found.hidden, found.risk
+            sure[expert] = -1.0
+            chosen.append(expert)
+            link += at.transfer
+            promised += found.risk
+        if s.off:
+            s.withheld += len(chosen)
+            return []
+        at.link, at.promised = link, promised
+        return chosen
+
+    def judge(self, layer: int, wanted: Sequence[int], fetch: bool, transfer: float) -> None:
+        """Learn from a routed layer."""
+        s = self.state
+        for kind in range(s.classes):
+            self._judge_guesses(kind, layer, wanted)
+        s.demand[layer] += DEMAND_RATE * (fetch - s.demand[layer])
+        for at, expert in enumerate(s.proposal[layer].tolist()):
+            if expert < 0 or transfer <= 0:
+                break
+            value = -s.price - (float(s.risk[layer, at]) / transfer if fetch else 0)
+            if expert in wanted:
+                value = float(s.hidden[layer, at]) / transfer
+            s.worth += WORTH_RATE * (value - s.worth)
+            s.proposal[layer, at] = -1
+        off = int(s.worth < (WORTH_ON if s.off else 0))
+        s.switches += off != s.off
+        s.off = off
+
+    def account(self, gained: float, lost: float, transfer: float) -> None:
+        """Enter time gained and lost into the ledger."""
+        s = self.state
+        s.balance += gained - lost
+        s.balance = min(s.balance, CREDIT * transfer)
+
+    def _judge_guesses(self, kind: int, layer: int, wanted: Sequence[int]) -> None:
+        guesses = self.state.guess[kind, layer]
+        for expert in np.flatnonzero(guesses >= 0).tolist():
+            p = within(float(guesses[expert]))
+            bins = self.state.bins[kind, :, int(p * BINS)]
+            bins += (1, p, expert in wanted)
+            if bins[0] >= MOST_GUESSES:
+                bins *= 0.5
+        guesses[:] = -1
+
+    def _look(self, at: Moment, link: float) -> Prospect:
+        due = at.gate + (at.ahead - 1) * at.compute
+        if due - link <= 0:
+            return Prospect(due - link)
+        demand, layers = self.state.demand, self.state.layers
+        risk = sure_cost = 0.0
+        for between in range(at.ahead - 1):
+            gate = at.gate + between * at.compute
+            if link < gate:
+                over = self._overrun(link, gate, at.transfer)
+                layer = (at.layer - at.ahead + 1 + between + layers) % layers
+                sure_cost += float(demand[layer]) * over
+                risk = max(risk, over)
+        over = self._overrun(link, due, at.transfer)
+        vain = self._delay(at.layer, over, at.compute)
+        return Prospect(min(due - link, at.transfer), max(risk, over), sure_cost, vain)
+
+    def _overrun(self, start: float, gate: float, transfer: float) -> float:
+        """How long a transfer goes on after `gate`, when somebody else wants the link."""
+        before = gate - start
+        if before >= transfer:
+            return 0.0
+        chunk = transfer / self.state.chunks
+        return min(math.ceil(before / chunk) * chunk, transfer) - before
+
+    def _delay(self, layer: int, over: float, compute: float) -> float:
+        """Time that demands are expected to wait for a transfer in vain."""
+        cost, idle = 0.0, 1.0
+        for later in range(LAYERS_AHEAD):
+            if over <= 0:
+                break
+            demand = float(self.state.demand[(layer + later) % self.state.layers])
+            cost += idle * demand * over
+            idle *= 1 - demand
+            over -= compute
+        return cost

@@ -1,0 +1,180 @@
+"""The prefetcher: learns times first, bets what pays, and every bet has one end."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from miractl.policy.eviction import Brain, LeastRecentlyUsed
+from miractl.policy.heat import HeatTable
+from miractl.policy.keys import ExpertKey
+from miractl.policy.residency import Residency
+from miractl.policy.routing import Routed, Segment
+from miractl.runtime.cache import ExpertCache
+from miractl.runtime.counters import ExpertCounts
+from miractl.runtime.prefetch import Prefetcher
+from miractl.runtime.transfer import TransferQueue
+
+pytestmark = pytest.mark.usefixtures("kernels")
+LAYERS, EXPERTS = 2, 12
+TRANSFER, COMPUTE = 0.25, 1.0
+
+
+class World:
+    """A clock that the test moves, and a mover that takes its time on it; `closed` holds it up."""
+
+    source = "disk"
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.open = threading.Event()
+        self.open.set()
+
+    def clock(self) -> float:
+        return self.now
+
+    def move(self, key: ExpertKey, slot: int) -> int:
+        assert self.open.wait(10)
+        self.now += TRANSFER
+        return 100
+
+    def arrive(self, slot: int) -> None:
+        pass
+
+
+class Told:
+    """Guesses what the test says: experts of the next layer."""
+
+    mode = "told"
+
+    def __init__(self) -> None:
+        self.next: list[int] = []
+        self.observed: list[int] = []
+
+    def observe(self, step: Routed, hidden: object) -> None:
+        self.observed.append(step.layer)
+        self._layer = step.layer
+
+    def guess(self, ahead: int) -> np.ndarray | None:
+        guess = np.zeros(EXPERTS)
+        guess[self.next] = 0.9
+        return guess if self._layer + ahead < LAYERS else None
+
+    def fade(self) -> None:
+        pass
+
+
+class Bench:
+    """A cache of one resident a layer, and steps of one token on it."""
+
+    def __init__(self) -> None:
+        self.world, self.told = World(), Told()
+        heat = HeatTable(LAYERS, EXPERTS, 1, clock=self.world.clock)
+        policy = Brain(LeastRecentlyUsed(LAYERS, EXPERTS), heat)
+        self.queue = TransferQueue(self.world, self.world.clock, workers=1)
+        self.cache = ExpertCache(
+            Residency(LAYERS + 3, (1,) * LAYERS, 2, policy),
+            *(self.queue, ExpertCounts(LAYERS, EXPERTS), 100, self.world.clock),
+        )
+        self.prefetcher = Prefetcher(
+            *(self.cache, self.told), confidence=1.0, horizon=1, clock=self.world.clock
+        )
+
+    def layer(self, layer: int, expert: int) -> None:
+        ids = np.array([[expert]])
+        segments = (Segment(0, 0, 1, 1),)
+        step = Routed(layer, ids, np.ones((1, 1), np.float32), segments, 0)
+        self.cache.residency.record(step)
+        self.prefetcher.settle(step)
+        for _ in self.cache.serve(layer, [expert], lambda: self.prefetcher.bet(step, None)):
+            pass
+        self.idle()
+        self.world.now += COMPUTE
+
+    def idle(self) -> None:
+        """Until every transfer that is not held up is through."""
+        while self.world.open.is_set() and self.queue.pending != (0, 0):
+            threading.Event().wait(0.001)
+
+    def token(self, first: int, second: int, guess: int | None = None) -> None:
+        self.told.next = [] if guess is None else [guess]
+        self.layer(0, first)
+        self.layer(1, second)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.world.open.set()
+    bench.queue.close()
+
+
+def test_nothing_is_bet_until_the_times_are_known(bench: Bench) -> None:
+    bench.token(0, 1, guess=1)
+    assert bench.cache.counters.issued == 0
+    assert bench.queue.seconds_each == TRANSFER
+    bench.token(1, 2, guess=2)
+    assert bench.cache.counters.issued == 1
+    assert bench.told.observed == [0, 1, 0, 1]
+
+
+def test_right_guesses_are_hits_and_fill_the_ledger(bench: Bench) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        wanted = int(rng.integers(EXPERTS))
+        bench.token(int(rng.integers(EXPERTS)), wanted, guess=wanted)
+    counters = bench.cache.counters
+    assert counters.used == counters.issued > 30
+    assert counters.wasted == counters.late == 0
+    assert bench.prefetcher.bets.balance == pytest.approx(50 * TRANSFER)  # as much as it keeps
+    assert int(bench.cache.counts.hits[1].sum()) > 55
+
+
+def test_wrong_guesses_are_soon_withheld(bench: Bench) -> None:
+    rng = np.random.default_rng(0)
+    issued = []
+    for _ in range(200):
+        wanted = int(rng.integers(EXPERTS))
+        bench.token(0, wanted, guess=(wanted + 1) % EXPERTS)
+        issued.append(bench.cache.counters.issued)
+    counters, bets = bench.cache.counters, bench.prefetcher.bets
+    assert issued[-1] - issued[-50] < 5 < issued[0:50][-1]
+    assert bets.calibrated(float(np.float32(0.9))) < 0.15
+    assert counters.issued == counters.wasted + counters.cancelled + counters.used + len(
+        bench.cache.tickets
+    )
+
+
+def test_a_bet_that_has_not_begun_ends_when_its_layer_is_routed(bench: Bench) -> None:
+    bench.token(0, 1)
+    bench.token(1, 2)
+    key = ExpertKey(1, 5)
+    bench.world.open.clear()
+    with bench.cache.lock:
+        assert bench.cache.room_for_bets() == 2
+    bench.cache.bet(1, [(4, 0.9), (5, 0.8)])  # one worker: the second waits in the queue
+    with bench.cache.lock:
+        assert bench.cache.room_for_bets() == 0
+    while bench.cache.tickets[ExpertKey(1, 4)].state.value != "running":
+        threading.Event().wait(0.001)
+    with bench.cache.lock:
+        bench.cache.drop_bets(1, ())
+        assert key not in bench.cache.tickets
+        assert bench.cache.room_for_bets() == 2  # the other one is stale, and makes way
+    assert bench.cache.counters.cancelled == 1
+    bench.world.open.set()
+    bench.idle()
+    bench.cache.bet(1, [(3, 0.9), (2, 0.8)])
+    assert bench.cache.counters.wasted == 1
+    assert set(bench.cache.tickets) == {ExpertKey(1, 3), ExpertKey(1, 2)}
+
+
+def test_a_demand_may_have_the_slot_of_any_bet(bench: Bench) -> None:
+    bench.token(0, 1)
+    bench.cache.bet(1, [(4, 0.9), (5, 0.8)])
+    bench.idle()
+    for _ in bench.cache.serve(0, [0, 2, 3, 4, 5]):
+        pass
+    assert bench.cache.counters.wasted > 0
