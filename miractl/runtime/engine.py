@@ -107,7 +107,7 @@ class Engine:
             self.prefetcher = Prefetcher(self.cache, predictor, values["prediction_confidence"])
         sequences = Sequences()
         sequences.watch(model)
-        self.recording = None if recorder is None else Recording(recorder, layers, clock)
+        self.recording = None if recorder is None else Recording(recorder, layers)
         runs = LayerRuns(self.cache, self.arena, self.prefetcher, sequences, self.recording)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)

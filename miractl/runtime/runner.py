@@ -78,4 +78,4 @@ class LayerRuns:
                 cache.counters.steps += 1
                 cache.counters.tokens += len(ids)
         if self.recording is not None:
-            self.recording.record(step)
+            self.recording.record(step, cache.residency.policy.seconds)
