@@ -35,6 +35,8 @@ class Role(Enum):
     STAGED = "staged"
     TRANSIT = "transit"
 
+    __hash__ = object.__hash__  # Enum's own is slow Python, and this one is asked all the time
+
 
 class Place(NamedTuple):
     """Where an expert was put and who had to go for it."""

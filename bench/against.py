@@ -1,0 +1,298 @@
+"""miractl beside other engines: the same random weights, one run, turn by turn.
+
+    python bench/against.py DATA [--layers 2] [--rounds 5] [--limit 40%] [--out FILE.json]
+
+Needs pip, npm and node, and for --limit root and a memory controller. Makes in DATA, and keeps
+there for the next run, environments of the peers, a checkpoint of bench/make_checkpoint.py, and
+from it our packs and GGUF files.
+
+In each round every contender has a turn: a process of its own on the processors of --cpus loads the
+model, runs once uncounted and then once counted. With --limit its files are dropped from memory
+before, it runs in a control group with that share of the model's bytes, and nothing goes uncounted.
+bench/write_benchmarks.py makes docs/benchmarks.md of the results in bench/results.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+from cgroup_plan import Group
+
+from miractl.units import parse_share
+
+HERE = Path(__file__).parent
+NODE = "node-llama-cpp@3.22.1"
+WHEELS = (["numpy", "gguf"], ["--no-deps", "ik_llama_cpp_python==0.1.5"])
+PATIENCE = 600.0  # seconds for one turn
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """How one engine is run: a command of the protocol of bench/contender.py."""
+
+    name: str
+    weights: str  # what they are stored as
+    command: tuple[str, ...]
+    files: Path  # file or folder that the weights are read from
+    limited: bool  # what it does with less memory than the model takes is asked
+
+
+@dataclass(slots=True)
+class Found:
+    """What the turns of one contender gave."""
+
+    laps: dict[str, list[dict[str, float]]] = field(
+        default_factory=lambda: {"prefill": [], "decode": []}
+    )
+    read_bytes: list[int] = field(default_factory=list)  # from the disk, in counted runs
+    peak_bytes: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class Workshop:
+    """The folder with environments and models; makes what is missing."""
+
+    def __init__(self, data: Path, layers: int, experts: int) -> None:
+        self.data, self.layers, self.experts = data.resolve(), layers, experts
+        self.models = self.data / f"{layers}x{experts}"
+        self.python = self.data / "peers" / "bin" / "python"
+
+    def make(self, *words: object, of: Path) -> Path:
+        """Run a command unless what it makes is there."""
+        if not of.exists():
+            print("making", of, flush=True)
+            subprocess.run([str(word) for word in words], check=True, cwd=HERE.parent)
+        return of
+
+    def environments(self) -> None:
+        """The peers' Python and node packages."""
+        self.make(sys.executable, "-m", "venv", self.data / "peers", of=self.python)
+        site = next((self.data / "peers" / "lib").glob("python3*")) / "site-packages"
+        for words, made in zip(WHEELS, ("gguf", "ik_llama_cpp"), strict=True):
+            self.make(self.python, "-m", "pip", "install", "-q", *words, of=site / made)
+        node = self.data / "node" / "node_modules" / "node-llama-cpp"
+        prefix = ("--prefix", self.data / "node")
+        self.make("npm", "install", "--silent", "--ignore-scripts", *prefix, NODE, of=node)
+
+    @property
+    def source(self) -> Path:
+        """The bfloat16 checkpoint."""
+        words = ("--layers", self.layers, "--experts", self.experts, "--vocabulary", 32768)
+        folder = self.models / "source"
+        script = HERE / "make_checkpoint.py"
+        self.make(
+            sys.executable, script, folder, *words, of=folder / "model.safetensors.index.json"
+        )
+        return folder
+
+    def gguf(self, kind: str) -> Path:
+        """A file with every large tensor of one type."""
+        out = self.models / f"{kind}.gguf"
+        return self.make(
+            *(self.python, HERE / "write_gguf.py", self.source, out, "--type", kind), of=out
+        )
+
+    def packed(self, kind: str) -> Path:
+        """Our own folder."""
+        out = self.models / kind
+        words = ("-m", "miractl", "pack", self.source, "-o", out, "--experts", kind)
+        return self.make(sys.executable, *words, of=out)
+
+
+def contenders(shop: Workshop, limit: int | None, threads: int) -> Iterator[Contender]:
+    """Everything that is compared."""
+    ours = (sys.executable, str(HERE / "contender.py"))
+    memory = [] if limit is None else ["--expert-memory", f"{limit // 2}B"]
+    for kind in ("int4", "int8"):
+        folder = shop.packed(kind)
+        yield Contender("miractl", kind, (*ours, "miractl", str(folder), *memory), folder, True)
+    node = (str(shop.data / "node"), str(threads))
+    for kind in ("Q4_K", "Q8_0"):
+        file = shop.gguf(kind)
+        llama = ("node", str(HERE / "contender_llama.mjs"), node[0], str(file), node[1])
+        yield Contender("llama.cpp", kind, llama, file, True)
+        ik = (str(shop.python), str(HERE / "contender_ik.py"), str(file), "--threads", str(threads))
+        yield Contender("ik_llama", kind, ik, file, True)
+    source = shop.source
+    for experts in ("eager", "grouped_mm"):
+        stock = (*ours, "transformers", str(source), "--experts", experts)
+        yield Contender(f"transformers {experts}", "float32", stock, source, False)
+    if limit is not None:
+        offload = ("--cpu-memory", str(limit // 2), "--offload", str(shop.models / "offload"))
+        words = (*ours, "accelerate", str(source), *offload)
+        yield Contender("accelerate", "bfloat16", words, source, True)
+
+
+@contextlib.contextmanager
+def child(contender: Contender, options: argparse.Namespace, group: Group | None) -> Iterator[Any]:
+    """Its process, killed in the end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    process = subprocess.Popen(
+        ("taskset", "-c", options.cpus, *contender.command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if options.verbose else subprocess.DEVNULL,
+        env=environment,
+        preexec_fn=group.enter if group else None,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answer(process: Any, until: float) -> dict[str, Any]:
+    """The next line of JSON. Raises TimeoutError, or EOFError when the process has ended."""
+    ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
+    if not ready:
+        raise TimeoutError(f"no answer in {PATIENCE:.0f} s")
+    line = process.stdout.readline()
+    if not line:
+        raise EOFError(f"ended with {process.wait()}")
+    facts: dict[str, Any] = json.loads(line)
+    return facts
+
+
+def ask(process: Any, prompt: list[int], tokens: int, until: float) -> dict[str, Any]:
+    """One run of a contender."""
+    process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}).encode() + b"\n")
+    process.stdin.flush()
+    return answer(process, until)
+
+
+def read_bytes(pid: int) -> int:
+    """What a process has had from the disk."""
+    found = re.search(r"^read_bytes: (\d+)", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def forget(files: Path) -> None:
+    """Drop files from the page cache."""
+    for path in [files] if files.is_file() else files.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def turn(contender: Contender, options: argparse.Namespace, limit: int | None, to: Found) -> None:
+    """One counted run."""
+    until = time.monotonic() + PATIENCE
+    group = Group(limit) if limit else None
+    if limit:
+        forget(contender.files)
+    prompts = [[random.randrange(1, 32768) for _ in range(options.prompt)] for _ in range(2)]
+    try:
+        with child(contender, options, group) as process:
+            answer(process, until)
+            if not limit:
+                ask(process, prompts[0], options.tokens, until)
+            before = read_bytes(process.pid)
+            for name, lap in ask(process, prompts[1], options.tokens, until).items():
+                to.laps[name].append(lap)
+            to.read_bytes.append(read_bytes(process.pid) - before)
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+            to.peak_bytes.append(int(peak[1]) * 1024 if peak else 0)
+    except (TimeoutError, EOFError, BrokenPipeError) as error:
+        killed = ", killed for memory" if group and group.kills else ""
+        to.errors.append(f"{error}{killed}")
+    finally:
+        if group:
+            group.close()
+
+
+def rate(found: Found, part: str, clock: str) -> float | None:
+    """The median of tokens a second; None if no turn went well."""
+    laps = found.laps[part]
+    return median(lap["tokens"] / lap[clock] for lap in laps) if laps else None
+
+
+def show(results: Mapping[str, tuple[Contender, Found]]) -> None:
+    """A table of medians."""
+    print(f"{'':32}{'prefill/s':>11}{'a CPU s':>9}{'decode/s':>10}{'a CPU s':>9}")
+    for name, (_, found) in results.items():
+        cells = [rate(found, p, c) for p in found.laps for c in ("seconds", "cpu_seconds")]
+        text = ["n/a" if cell is None else f"{cell:.3g}" for cell in cells]
+        print(f"{name:32}{text[0]:>11}{text[1]:>9}{text[2]:>10}{text[3]:>9}", *found.errors[:1])
+
+
+def machine() -> dict[str, object]:
+    """What it ran on."""
+    cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "processor": cpu[1] if cpu else platform.machine(),
+        "processors": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "llama.cpp": NODE,
+        "ik_llama": WHEELS[1][-1],
+    }
+
+
+def main() -> None:
+    """Run everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--experts", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cpus", default="0", help="processors, as taskset has them (0)")
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--limit", type=parse_share, help="memory, as a share of the Q4_K file")
+    parser.add_argument("--only", default="", help="a pattern of names")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--verbose", action="store_true", help="show what contenders say")
+    options = parser.parse_args()
+    shop = Workshop(options.data, options.layers, options.experts)
+    shop.environments()
+    limit = options.limit and int(options.limit * shop.gguf("Q4_K").stat().st_size)
+    results = {
+        f"{each.name} {each.weights}": (each, Found())
+        for each in contenders(shop, limit, options.threads)
+        if (each.limited or not limit) and re.search(options.only, f"{each.name} {each.weights}")
+    }
+    for number in range(options.rounds):
+        for name, (contender, found) in results.items():
+            print(f"round {number + 1} of {options.rounds}: {name}", file=sys.stderr, flush=True)
+            if len(found.errors) < 2:  # twice is enough to know
+                turn(contender, options, limit, found)
+    show(results)
+    if options.out:
+        shape = {"layers": options.layers, "experts": options.experts, "limit_bytes": limit}
+        run = {name: vars(options)[name] for name in ("rounds", "threads", "prompt", "tokens")}
+        rows = [
+            {
+                "name": each.name,
+                "weights": each.weights,
+                "laps": found.laps,
+                "read_bytes": found.read_bytes,
+                "peak_bytes": found.peak_bytes,
+                "errors": found.errors,
+            }
+            for each, found in results.values()
+        ]
+        facts = {"schema": "miractl.against/1", "machine": machine(), **shape, **run}
+        options.out.write_text(json.dumps({**facts, "contenders": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
