@@ -147,12 +147,21 @@ class Brain:
         self.admission, self.worth = eviction.admission, eviction.worth
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
+        self.seconds = 0.0  # of the heat's clock, when the last layer was recorded
         self._recalled: Mapping[str, Tables] = {}
         self._before = np.zeros_like(self.activations)  # tokens of earlier runs
         self._feels_layers = isinstance(eviction, HeatEviction)
 
     def record(self, step: Routed) -> bool:
-        """Count, warm up what was used, and let the policy know."""
+        """Count, warm up what was used, and let the policy know: all at one moment."""
+        self.seconds = self.heat.hold()
+        try:
+            self._count(step)
+            return self.eviction.record(step)
+        finally:
+            self.heat.go_on()
+
+    def _count(self, step: Routed) -> None:
         layer, row = step.layer, self.activations[step.layer]
         if len(step.ids) == 1:
             row[step.ids[0]] += 1
@@ -162,7 +171,6 @@ class Brain:
             self._warm(layer, len(step.ids))
         elif layer == len(self.worth) - 1:
             self._warm(slice(None), len(step.ids))
-        return self.eviction.record(step)
 
     def feedback(self, key: ExpertKey, used: bool) -> None:
         """Warm up what was bet on rightly, cool down what was not."""

@@ -48,10 +48,11 @@ class HeatTable:
         self.base_threshold, self.window, self.decay = threshold, window, decay
         self._share = top_k / experts
         self._clock = clock
+        self._held: float | None = None  # time stands still
         self._score: Floats = np.zeros((layers, experts))
         self._since: Floats = np.full((layers, experts), clock())  # when decay began to run
         self._counts: Counts = np.zeros((layers, experts), dtype=np.int64)  # of this window
-        self._window_start = clock()
+        self._window_start: float | None = None  # with the first activation
         self._tokens = 1.0  # EWMA of tokens a step
 
     def activate(self, rows: int | slice, counts: Counts, tokens: int) -> None:
@@ -59,15 +60,25 @@ class HeatTable:
 
         `counts` [experts] or [layers, experts]: tokens each, of `tokens` in all.
         """
-        now = self._clock()
-        if now - self._window_start >= self.window:
-            self._close_window(now)
+        now = self._now()
+        self._end_window(now)
+        if self._window_start is None:
+            self._window_start = now
         used = counts > 0
         warmed = np.minimum(1.0, self._at(now, rows) + ACTIVATION)
         np.copyto(self._score[rows], warmed, where=used)
         self._since[rows][used] = now
         self._counts[rows] += counts
         self._tokens += TOKENS_EWMA * (tokens - self._tokens)
+
+    def hold(self) -> float:
+        """Let time stand still until `go_on`; the time now, in seconds of the clock."""
+        self._held = self._clock()
+        return self._held
+
+    def go_on(self) -> None:
+        """Let time run again."""
+        self._held = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,15 +88,14 @@ class HeatTable:
 
     def feedback(self, layer: int, expert: int, used: bool) -> None:
         """Record how a prefetch of this expert ended."""
-        now = self._clock()
+        now = self._now()
         score = float(self._at(now, (layer, expert))) + (PREFETCH_USED if used else PREFETCH_WASTED)
         self._rebase(now, (layer, expert), min(1.0, max(0.0, score)))
 
     def scores(self, rows: int | slice = slice(None)) -> Floats:
         """Scores now: [layers, experts], or [experts] of one layer."""
-        now = self._clock()
-        if now - self._window_start >= self.window:
-            self._close_window(now)
+        now = self._now()
+        self._end_window(now)
         return self._at(now, rows)
 
     def restore(self, scores: Floats) -> None:
@@ -103,6 +113,9 @@ class HeatTable:
         ceiling = max(THRESHOLD_CEILING, self.base_threshold)
         return float(min(ceiling, self.base_threshold * spread))
 
+    def _now(self) -> float:
+        return self._clock() if self._held is None else self._held
+
     def _at(self, now: float, where: Any) -> Floats:
         # 1e-9: 0.3 s after 0.0 is three intervals, although 0.3 / 0.1 < 3 in floating point.
         intervals = np.floor((now - self._since[where]) / DECAY_INTERVAL + 1e-9)
@@ -115,7 +128,10 @@ class HeatTable:
         self._since[where] = now - (idle - DECAY_INTERVAL * np.floor(idle / DECAY_INTERVAL + 1e-9))
         self._score[where] = score
 
-    def _close_window(self, now: float) -> None:
+    def _end_window(self, now: float) -> None:
+        """Add what the window has counted, if it is over."""
+        if self._window_start is None or now - self._window_start < self.window:
+            return
         largest = self._counts.max(axis=1, keepdims=True)
         gain = WINDOW_WEIGHT * self._counts / np.maximum(largest, 1)
         self._rebase(now, slice(None), np.minimum(1.0, self._at(now, slice(None)) + gain))

@@ -126,7 +126,7 @@ class Engine:
             )
         sequences = Sequences()
         sequences.watch(model)
-        self.recording = None if recorder is None else Recording(recorder, layers, clock)
+        self.recording = None if recorder is None else Recording(recorder, layers)
         runs = LayerRuns(self.cache, self.compute, self.prefetcher, sequences, self.recording)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)

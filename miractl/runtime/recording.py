@@ -1,7 +1,6 @@
 """What the routers decide, step by step, on its way into a file."""
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,21 +24,21 @@ class Recording:
     An error of the disk ends the recording with one line in the log, and nothing else.
     """
 
-    def __init__(self, recorder: Recorder, layers: int, clock: Callable[[], float]) -> None:
+    def __init__(self, recorder: Recorder, layers: int) -> None:
         self._recorder: Recorder | None = recorder
-        self._layers, self._clock = layers, clock
+        self._layers = layers
         self._step: list[Routed] = []
         self._seconds: list[float] = []
 
-    def record(self, step: Routed) -> None:
-        """One layer, in order."""
+    def record(self, step: Routed, seconds: float) -> None:
+        """One layer, in order, known at `seconds`."""
         if self._recorder is None:
             return
         if step.layer == 0:
             self._step.clear()
             self._seconds.clear()
         self._step.append(step)
-        self._seconds.append(self._clock())
+        self._seconds.append(seconds)
         if len(self._step) == self._layers:
             try:
                 self._write(self._recorder)

@@ -81,5 +81,5 @@ class LayerRuns:
                 cache.counters.steps += 1
                 cache.counters.tokens += len(ids)
         if self.recording is not None:
-            self.recording.record(step)
+            self.recording.record(step, cache.residency.policy.seconds)
         return step
