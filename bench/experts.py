@@ -12,8 +12,10 @@ import argparse
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
+from write_benchmarks import save_table
 
 from miractl.native import (
     I4K,
@@ -27,10 +29,17 @@ from miractl.native import (
     library,
 )
 from miractl.native.kernels import quantize_into
+from miractl.output import table
 
 HIDDEN, INNER, EXPERTS, TOP = 2048, 768, 32, 8
 ROUTES = 40
 STEPS = 12  # tokens of one round
+HEADERS = (
+    *("format", "threads", "tokens/s", "GB/s", "plain read, GB/s", "share of it"),
+    *("times one thread", "plain read, times one"),
+)
+Rates = dict[tuple[str, int], float]  # (what, threads): bytes a second
+Taken = dict[tuple[str, int], list[float]]
 
 
 class Model:
@@ -77,7 +86,7 @@ class Model:
         return self.arena.nbytes / (time.perf_counter() - start)
 
 
-def measure(model: Model, threads: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
+def measure(model: Model, threads: list[int], rounds: int) -> Taken:
     """Bytes a second of decode and of plain reads, by number of threads."""
     with ThreadPoolExecutor(max(threads)) as readers:
         runs: dict[tuple[str, int], Callable[[], float]] = {}
@@ -85,7 +94,7 @@ def measure(model: Model, threads: list[int], rounds: int) -> dict[tuple[str, in
             pool = Pool(count)
             runs["read", count] = lambda n=count: model.read(readers, n)  # type: ignore[misc]
             runs["decode", count] = lambda p=pool: model.decode(p)  # type: ignore[misc]
-        taken: dict[tuple[str, int], list[float]] = {what: [] for what in runs}
+        taken: Taken = {what: [] for what in runs}
         for _ in range(rounds):
             for what, run in runs.items():
                 taken[what].append(run())
@@ -98,30 +107,45 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="JSON for docs/benchmarks.md")
     options = parser.parse_args()
-    print(f"instruction set {library.isa()}, {options.layers} layers, best (median)")
-    print(f"{'':6}{'threads':>8}{'tokens/s':>17}{'GB/s':>7}{'plain read':>12}{'share':>12}", end="")
-    print(f"{'x one thread':>16}{'plain read x':>16}")
+    rows = []
     for format_ in (I4K, I8):
         model = Model(format_, options.layers)
         taken = measure(model, options.threads, options.rounds)
-        best = {what: max(rates) for what, rates in taken.items()}
-        middle = {what: float(np.median(rates)) for what, rates in taken.items()}
-        one = options.threads[0]
-        for count in options.threads:
-            decode, read = ("decode", count), ("read", count)
+        rows += lines(format_.name, model, taken, options.threads)
+    print(table(rows, HEADERS))
+    if options.out:
+        note = (
+            f"{options.layers} layers, top 8, {library.isa()}; best (median) of {options.rounds} "
+            "rounds in turns. The plain read only looks at the same memory."
+        )
+        save_table(options.out, "Experts of one token, by threads", note, HEADERS, rows)
 
-            def both(of: Callable[[dict[tuple[str, int], float]], float], spec: str) -> str:
-                return f"{of(best):{spec}} ({of(middle):{spec}})"  # noqa: B023
 
-            speed = both(lambda t: t[decode] / model.token_bytes, ".1f")  # noqa: B023
-            share = both(lambda t: t[decode] / t[read], ".0%")  # noqa: B023
-            gain = both(lambda t: t[decode] / t["decode", one], ".2f")  # noqa: B023
-            bound = both(lambda t: t[read] / t["read", one], ".2f")  # noqa: B023
-            print(
-                f"{format_.name:6}{count:>8}{speed:>17}{best[decode] / 1e9:>7.1f}"
-                f"{best[read] / 1e9:>12.1f}{share:>12}{gain:>16}{bound:>16}"
-            )
+def lines(name: str, model: Model, taken: Taken, threads: list[int]) -> list[list[str]]:
+    """A row for each number of threads."""
+    best = {what: max(rates) for what, rates in taken.items()}
+    middle = {what: float(np.median(rates)) for what, rates in taken.items()}
+    one, rows = threads[0], []
+    for count in threads:
+
+        def both(of: Callable[[Rates], float], spec: str) -> str:
+            return f"{of(best):{spec}} ({of(middle):{spec}})"
+
+        decode, read = ("decode", count), ("read", count)
+        rows.append(
+            [
+                *(name, str(count)),
+                both(lambda t: t[decode] / model.token_bytes, ".1f"),  # noqa: B023
+                both(lambda t: t[decode] / 1e9, ".1f"),  # noqa: B023
+                both(lambda t: t[read] / 1e9, ".1f"),  # noqa: B023
+                both(lambda t: t[decode] / t[read], ".0%"),  # noqa: B023
+                both(lambda t: t[decode] / t["decode", one], ".2f"),  # noqa: B023
+                both(lambda t: t[read] / t["read", one], ".2f"),  # noqa: B023
+            ]
+        )
+    return rows
 
 
 if __name__ == "__main__":

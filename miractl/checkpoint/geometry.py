@@ -12,6 +12,7 @@ from miractl.checkpoint.config import ALIASES, ModelConfig
 from miractl.checkpoint.families import FAMILIES, ORIGINALS, REFUSED_KEYS, REFUSED_TYPES, Family
 from miractl.checkpoint.formats import ELEMENT_BYTES, Format, read_format
 from miractl.checkpoint.layers import CHUNKED, SLIDING
+from miractl.checkpoint.record import Record, why_decoded
 
 _WINDOWS = {SLIDING: "window", CHUNKED: "chunk"}  # type of layer: the key of what it sees
 _ROUTER = re.compile(r"(^|\.)(gate|router|router\.\w+|shared_expert_gate)\.weight$|A_log$")
@@ -54,6 +55,8 @@ class Geometry:
     bytes_per_expert: int | None
     non_expert_bytes: int | None
     sizes_from: str = "config"  # where the bytes come from: "config" or "headers"
+    record: Record | None = None  # of a packed folder
+    dense: bool = False  # attention and head are packed as int8
 
     @property
     def layers(self) -> int:
@@ -136,6 +139,12 @@ class Geometry:
         return element_bytes * sum(
             group.layers * group.elements * min(tokens, group.window or tokens) for group in self.kv
         )
+
+    def record_bytes(self, device: str) -> int | None:
+        """Bytes of an expert that a device computes from its record; None where it does not."""
+        if self.record is None or self.record.quantized is None:
+            return None
+        return None if why_decoded(self.record, device) else self.record.nbytes
 
     def expert_bytes_as(self, dtype: str) -> int:
         """Bytes of one expert in memory as `BF16`, `F16` or `F32`."""

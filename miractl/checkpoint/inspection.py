@@ -123,7 +123,12 @@ def _inspect_packed(
             bytes_per_expert=manifest.record.nbytes,
             non_expert_bytes=_used_bytes(geometry, contents, {}, prefix),
             sizes_from="headers",
+            record=manifest.record,
+            dense=bool(manifest.dense),
         )
+        if manifest.record.quantized is not None:
+            stored = dataclasses.replace(geometry.format, name=manifest.kind)
+            geometry = dataclasses.replace(geometry, format=stored)
     return Inspection(
         folder,
         geometry,
@@ -158,7 +163,8 @@ def _used_bytes(
     return sum(
         tensor.nbytes
         for name, tensor in contents.tensors.items()
-        if name not in experts and not _is_unused(geometry, name, prefix)
+        if name not in experts
+        and (completeness.is_block(tensor) or not _is_unused(geometry, name, prefix))
     )
 
 

@@ -6,73 +6,23 @@ docs/packed.md is normative. Nothing here reads weights, but for `wrong_hashes`.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from miractl.checkpoint.encoding import StoredTensor
 from miractl.checkpoint.faults import Fault, FileFaultError
-from miractl.checkpoint.header import DTYPE_BYTES, TensorRange
-from miractl.native.layout import RECORD_ALIGNMENT, ExpertShape, Format
+from miractl.checkpoint.record import Record, record_from_json, record_to_json
+from miractl.native.layout import RECORD_ALIGNMENT, Format, MatrixShape
 
 MANIFEST, RECORDS, DIGESTS = "manifest.json", "experts.bin", "experts.sha256"
-FORMAT = 1
+DENSE = "dense.safetensors"
+FORMAT = 2
+READABLE = (1, FORMAT)  # version 1 does not tell the activation
 AS_IS = "as-is"
 KINDS = (AS_IS, "int8", "int4")
 DIGEST_BYTES = 32
 _CHUNK = 1 << 24
 _AGAIN = "pack the model again"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Stored numbers of one expert and the strided part of a slot's parameter that they fill.
-
-    The ranges count from the start of the record. `offset` and `strides` are elements of the slot.
-    """
-
-    tensor: StoredTensor
-    parameter: str
-    offset: int
-    strides: tuple[int, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the stored bytes are, in order, those of the slot's parameter."""
-        step, expected = 1, []
-        for size in reversed(self.tensor.shape):
-            expected.append(step)
-            step *= size
-        pairs = zip(self.tensor.shape, self.strides, reversed(expected), strict=True)
-        ordered = all(size == 1 or mine == wanted for size, mine, wanted in pairs)
-        return self.tensor.encoding == "plain" and self.offset == 0 and ordered
-
-
-@dataclass(frozen=True, slots=True)
-class Quantized:
-    """An expert in the layout of the CPU kernels, and how it lies in a slot of the model.
-
-    `transposed`: the slot holds [in, out]; `interleaved`: its rows are gate 0, up 0, gate 1, ...
-    """
-
-    shape: ExpertShape  # its bytes; the activation is told by the model's config
-    transposed: bool
-    interleaved: bool
-
-    @property
-    def first(self) -> str:
-        """Name of the slot's first parameter."""
-        return "gate_up_proj" if self.shape.gated else "up_proj"
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What one expert's bytes are; the same for all experts. `parts` or `quantized`."""
-
-    nbytes: int  # a multiple of 4,096
-    used: int  # bytes before the padding
-    parts: tuple[Part, ...] = ()
-    quantized: Quantized | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +36,7 @@ class Manifest:
     record: Record
     source: Mapping[str, Any]
     files: Mapping[str, str]  # name -> sha256; the records' digests are in DIGESTS
+    dense: Mapping[str, MatrixShape] = field(default_factory=dict)  # int8 blocks in DENSE, by name
 
     @property
     def count(self) -> int:
@@ -110,41 +61,22 @@ class Manifest:
             "layers": list(self.layers),
             "experts": self.experts,
             "record": record_to_json(self.record),
+            "dense": dense_to_json(self.dense),
             "source": dict(self.source),
             "files": dict(self.files),
         }
 
 
-def record_to_json(record: Record) -> dict[str, Any]:
-    """A record's layout as plain data."""
-    facts: dict[str, Any] = {"bytes": record.nbytes, "used": record.used}
-    if record.quantized is None:
-        return {**facts, "parts": [_part_to_json(part) for part in record.parts]}
-    shape = record.quantized.shape
+def dense_to_json(dense: Mapping[str, MatrixShape]) -> dict[str, Any]:
+    """The shapes of int8 matrices as plain data."""
     return {
-        **facts,
-        "expert": {
-            "format": shape.format.name,
-            "group": shape.format.group,
-            **{name: getattr(shape, name) for name in ("hidden", "inner", "gated", "biased")},
-            "transposed": record.quantized.transposed,
-            "interleaved": record.quantized.interleaved,
-        },
+        name: {"group": shape.format.group, "rows": shape.rows, "columns": shape.columns}
+        for name, shape in sorted(dense.items())
     }
 
 
-def _part_to_json(part: Part) -> dict[str, Any]:
-    tensor = part.tensor
-    ranges = [{"at": r.start, "dtype": r.dtype, "shape": list(r.shape)} for r in tensor.ranges]
-    return {
-        "parameter": part.parameter,
-        "encoding": tensor.encoding,
-        "shape": list(tensor.shape),
-        "block": list(tensor.block),
-        "offset": part.offset,
-        "strides": list(part.strides),
-        "ranges": ranges,
-    }
+def _matrix(data: Mapping[str, Any]) -> MatrixShape:
+    return MatrixShape(Format("i8", data["group"]), data["rows"], data["columns"])
 
 
 def is_packed(folder: Path) -> bool:
@@ -157,19 +89,20 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data.get("format") != "miractl.packed" or data.get("version") != FORMAT:
+        if data.get("format") != "miractl.packed" or data.get("version") not in READABLE:
             told = f"{data.get('format')!r} of version {data.get('version')!r}"
-            raise FileFaultError(
-                "manifest", f"{path}: this miractl reads version {FORMAT}, got {told}", hint=_AGAIN
-            )
+            versions = " and ".join(map(str, READABLE))
+            text = f"{path}: this miractl reads versions {versions}, got {told}"
+            raise FileFaultError("manifest", text, hint=_AGAIN)
         manifest = Manifest(
             folder=folder,
             kind=str(data["kind"]),
             layers=tuple(map(int, data["layers"])),
             experts=int(data["experts"]),
-            record=_record(folder / RECORDS, data["record"]),
+            record=record_from_json(folder / RECORDS, data["record"]),
             source=dict(data["source"]),
             files={str(name): str(digest) for name, digest in data["files"].items()},
+            dense={name: _matrix(told) for name, told in data.get("dense", {}).items()},
         )
     except OSError as error:
         raise FileFaultError("manifest", f"{path}: {error.strerror}") from None
@@ -198,32 +131,6 @@ def _check(path: Path, manifest: Manifest) -> None:
     )
     if not sound:
         raise FileFaultError("manifest", f"{path}: its numbers contradict each other", hint=_AGAIN)
-
-
-def _record(file: Path, data: Mapping[str, Any]) -> Record:
-    nbytes, used = int(data["bytes"]), int(data["used"])
-    if "expert" not in data:
-        return Record(nbytes, used, tuple(_part(file, part) for part in data["parts"]))
-    expert = data["expert"]
-    shape = ExpertShape(
-        Format(expert["format"], expert["group"]),
-        *(expert["hidden"], expert["inner"]),
-        gated=bool(expert["gated"]),
-        biased=bool(expert["biased"]),
-    )
-    flags = bool(expert["transposed"]), bool(expert["interleaved"])
-    return Record(nbytes, used, quantized=Quantized(shape, *flags))
-
-
-def _part(file: Path, data: Mapping[str, Any]) -> Part:
-    ranges = []
-    for each in data["ranges"]:
-        if each["dtype"] not in DTYPE_BYTES:
-            raise ValueError(f"unknown type {each['dtype']!r}")
-        ranges.append(TensorRange(file, int(each["at"]), each["dtype"], tuple(each["shape"])))
-    rows, columns = data["block"]
-    tensor = StoredTensor(data["encoding"], tuple(data["shape"]), tuple(ranges), (rows, columns))
-    return Part(tensor, str(data["parameter"]), int(data["offset"]), tuple(data["strides"]))
 
 
 def missing_bytes(manifest: Manifest) -> Iterator[Fault]:
@@ -270,8 +177,9 @@ def hash_file(path: Path) -> str:
 def describe(manifest: Manifest) -> str:
     """The layout in words."""
     quantized = manifest.record.quantized
+    dense = ", attention and head as int8" if manifest.dense else ""
     if quantized is None:
         kinds = sorted({r.dtype for p in manifest.record.parts for r in p.tensor.ranges})
-        return f"packed as-is ({', '.join(kinds)})"
+        return f"packed as-is ({', '.join(kinds)}){dense}"
     stored = quantized.shape.format
-    return f"packed as {manifest.kind} ({stored.name}, groups of {stored.group})"
+    return f"packed as {manifest.kind} ({stored.name}, groups of {stored.group}){dense}"

@@ -15,7 +15,6 @@ from miractl.units import format_bytes
 if TYPE_CHECKING:
     from miractl.checkpoint.geometry import Geometry
     from miractl.checkpoint.inspection import Inspection
-    from miractl.checkpoint.packed import Manifest
 
 SCHEMA = "miractl.inspect/1"
 _LABEL = 19  # columns of the longest label and a gap
@@ -38,8 +37,10 @@ def command(model: Path, verify_hashes: bool, as_json: bool) -> None:
       miractl inspect ./my-model --json
       miractl inspect ./packed --verify-hashes
     """
+    from miractl.checkpoint.gguf import refuse_gguf
     from miractl.checkpoint.inspection import inspect_folder
 
+    refuse_gguf(model)
     if not model.is_dir():
         raise UsageError(f"no model folder {str(model)!r}", hint="miractl inspect ./my-model")
     found = inspect_folder(model)
@@ -104,7 +105,7 @@ def _sheet(found: "Inspection") -> str:
         ("expert", ", ".join(f"{name} {_shape(s)}" for name, s in g.expert_shapes.items())),
         ("layout", found.layout),
         ("packed from", packed.source["name"] if packed else ""),
-        ("format", _format(g, packed)),
+        ("format", _format(g)),
         ("parameters", f"{g.parameters:,}, a token uses {g.active_parameters:,}"),
         ("in an expert", f"{g.parameters_per_expert:,}"),
         ("bytes an expert", _bytes(g.bytes_per_expert)),
@@ -140,10 +141,8 @@ def _shape(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape))
 
 
-def _format(geometry: "Geometry", packed: "Manifest | None") -> str | None:
+def _format(geometry: "Geometry") -> str | None:
     stored = geometry.format
-    if packed is not None and packed.record.quantized is not None:
-        return f"experts {packed.kind}, the rest {stored.dtype or 'n/a'}"
     if stored.name is None or stored.name == stored.dtype:
         return stored.name
     return f"experts {stored.name}, the rest {stored.dtype or 'n/a'}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from miractl.cli.options import json_option
+from miractl.cli.quantities import dense_option
 from miractl.errors import UsageError
 from miractl.output import Output
 from miractl.units import format_bytes
@@ -34,22 +35,29 @@ KINDS = ("as-is", "int8", "int4")
     show_default=True,
     help="How experts are stored.",
 )
+@dense_option
 @click.option(
     "--threads", type=click.IntRange(1, 1024), help="Threads that convert.  [default: processors]"
 )
 @json_option
-def command(model: Path, target: Path, kind: str, threads: int | None, as_json: bool) -> None:
+def command(
+    model: Path, target: Path, kind: str, dense: str, threads: int | None, as_json: bool
+) -> None:
     """Pack MODEL so that an expert is one read of one aligned record.
 
     as-is keeps the stored numbers: outputs stay the same. int8 and int4 take about 8.1 and 4.5
-    bits a weight. Routers and all other tensors are kept as they are. The folder gets its name when
-    it is whole; an interrupted pack goes on when the same command runs again.
+    bits a weight. Other tensors are kept as they are, with --dense int8 all but the projections of
+    attention and the output head. The folder gets its name when it is whole; an interrupted pack
+    goes on when the same command runs again.
 
     \b
     Examples:
       miractl pack ./Qwen3-30B-A3B -o ./packed
-      miractl pack ./Qwen3-30B-A3B -o ./packed-int4 --experts int4
+      miractl pack ./Qwen3-30B-A3B -o ./packed-int4 --experts int4 --dense int8
     """
+    from miractl.checkpoint.gguf import refuse_gguf
+
+    refuse_gguf(model)
     if not model.is_dir():
         raise UsageError(f"no model folder {str(model)!r}", hint="miractl pack ./my-model -o DIR")
     out = Output(json=as_json)
@@ -60,7 +68,7 @@ def command(model: Path, target: Path, kind: str, threads: int | None, as_json: 
     quiet_transformers()
     bar = _Bar()
     try:
-        manifest = pack(model, target, kind, threads=threads, progress=bar.show)
+        manifest = pack(model, target, kind, dense=dense, threads=threads, progress=bar.show)
     except KeyboardInterrupt:
         bar.clear()
         out.note("interrupted; the same command goes on where this one stopped")
@@ -107,6 +115,7 @@ def _facts(manifest: "Manifest") -> dict[str, object]:
         "schema": SCHEMA,
         "folder": str(manifest.folder),
         "kind": manifest.kind,
+        "dense": "int8" if manifest.dense else KINDS[0],
         "experts": manifest.count,
         "record_bytes": manifest.record.nbytes,
         "expert_bytes": manifest.nbytes,

@@ -14,7 +14,7 @@ from miractl.cli.options import (
     profile_option,
     setting_option,
 )
-from miractl.cli.quantities import RATE, SECONDS, SIZE
+from miractl.cli.quantities import RATE, SECONDS, SIZE, dense_option
 from miractl.config import MOST_CONCURRENCY
 from miractl.errors import MiractlError, UsageError
 from miractl.output import Output
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, MOST_CONCURRENCY),
     help="Requests that generate at the same time.  [default: serve's --max-concurrency]",
 )
+@dense_option
 @click.option("--gpu-memory", type=SIZE, help="A GPU of this memory, 24GB, instead of this one.")
 @click.option("--host-memory", type=SIZE, help="Memory for this program, 64GB.")
 @click.option("--link", type=RATE, help="Rate of copies from host to GPU, 25GB/s.")
@@ -85,7 +86,7 @@ def command(
     settings = resolve_parameters(loaded, parameters)
     options["concurrency"] = options["concurrency"] or resolve_settings({})["max_concurrency"].value
     asked = {name: options[name] for name in ("context", "concurrency", "headroom", "kv_memory")}
-    request = request_from(settings, **asked)
+    request = request_from(settings, dense=options["dense"] == "int8", **asked)
     if options["p95"] is not None:
         request = replace(request, p95=options["p95"])
     if options["expert_size"] is not None or options["baseline"] is not None:

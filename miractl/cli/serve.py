@@ -19,6 +19,7 @@ from miractl.cli.options import (
     profile_option,
     setting_option,
 )
+from miractl.cli.quantities import dense_option
 from miractl.errors import UsageError
 from miractl.output import Output
 from miractl.server.signals import StopSignals, exit_now
@@ -41,6 +42,7 @@ MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
 @profile_option
 @setting_option("host", "port", "device", "expert_memory", "context", "kv_memory")
 @setting_option("max_concurrency")
+@dense_option
 @policy_option
 @click.option(
     "--warm-heat",
@@ -65,6 +67,7 @@ def command(
     expert_memory: str | None,
     context: int | None,
     kv_memory: int | None,
+    dense: str,
     max_concurrency: int,
     policy: str | None,
     warm_heat: Path | None,
@@ -112,12 +115,14 @@ def command(
         concurrency=max_concurrency,
         expert_memory=expert_memory,
         kv_memory=kv_memory,
+        dense=dense == "int8",
     )
     options = {
         "model_path": path,
         "model_id": model_id,
         "device": device,
         "expert_memory": expert_memory,
+        "dense": dense,
         "parameters": {name: setting.value for name, setting in settings.items()},
         "profile": loaded.name,
         "policy": policy,
@@ -150,7 +155,10 @@ def locate(model: str | None) -> tuple[Path, str]:
                 hint="python -m miractl.demo.train, or: miractl serve FOLDER",
             )
         return paths.DEMO_MODEL, DEMO_ID
+    from miractl.checkpoint.gguf import refuse_gguf
+
     path = Path(model).expanduser()
+    refuse_gguf(path)
     if not path.exists():
         raise UsageError(
             f"no folder {model!r}; models are served from a folder, nothing is fetched by itself",

@@ -48,6 +48,15 @@ def _frequency(subject: Subject) -> Finding:
     return ok(told, cpu.governor)
 
 
+def _kernels(subject: Subject) -> Finding:
+    why_not = subject.software.kernels
+    if why_not is None:
+        return unknown("whether the CPU kernels can be used was not asked")
+    if not why_not:
+        return ok("the CPU kernels are there and pass their self-test", "usable", "usable")
+    return Finding(Status.WARN, why_not, "not usable", "usable")
+
+
 CHECKS = (
     Check(
         id="cpu.threads",
@@ -71,5 +80,20 @@ CHECKS = (
         "/proc/cpuinfo is only that of the moment.",
         source="linux, Documentation/admin-guide/pm/cpufreq.rst and intel_pstate.rst",
         remedy=Remedy("Let it run:", ("sudo cpupower frequency-set -g performance",)),
+    ),
+    Check(
+        id="native.library",
+        title="CPU kernels",
+        category="cpu",
+        severity="warning",
+        run=_kernels,
+        about="Packed int8 and int4 experts are computed on the CPU by a compiled library that "
+        "comes with miractl. Without it they are turned into numbers for torch, which is correct "
+        "and several times slower. The library is tested each time it is loaded.",
+        source="docs/formats.md",
+        remedy=Remedy(
+            "Install a wheel for this platform, or have a C compiler at hand:",
+            ("pip install --force-reinstall --no-deps miractl",),
+        ),
     ),
 )

@@ -4,10 +4,14 @@
 and `reference` is the same arithmetic in numpy.
 """
 
-from miractl.native.kernels import Layer, Matrix, Pool, dequantize, expert, quantize
+from typing import TYPE_CHECKING, Any
+
 from miractl.native.layout import I4K, I8, Activation, ExpertShape, Format, MatrixShape
 from miractl.native.library import available, why_not
-from miractl.native.memory import Span, aligned_empty
+
+if TYPE_CHECKING:
+    from miractl.native.kernels import Layer, Matrix, Pool, dequantize, expert, quantize
+    from miractl.native.memory import Span, aligned_empty
 
 __all__ = [
     "I4K",
@@ -27,3 +31,12 @@ __all__ = [
     "quantize",
     "why_not",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs numpy, when it is first asked for: the doctor asks for the library alone."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from miractl.native import kernels, memory
+
+    return getattr(memory if name in ("Span", "aligned_empty") else kernels, name)

@@ -231,11 +231,13 @@ class Layer:
         parts: Span,
         y: Span | None,
         pool: Pool | None = None,
+        blocks: Span | None = None,
     ) -> None:
         """The same on memory in place; rows of parts whose expert is not here stay as they are.
 
-        Without y no sum is made. Raises ValueError for memory that does not fit, or an id that the
-        layer does not have.
+        Without y no sum is made. `blocks` are uint64 addresses [experts], 0 for elsewhere, in place
+        of what was put: the caller answers for what they point to. Raises ValueError for memory
+        that does not fit, or an id that the layer does not have.
         """
         _count("tokens", tokens, MOST_PAIRS)
         _count("top", top, MOST_PAIRS // max(tokens, 1), least=1)
@@ -248,9 +250,12 @@ class Layer:
         if weights is not None and y is not None:
             weights.check("weights", 4 * pairs, FLOAT_ALIGNMENT)
             y.check("y", 4 * tokens * hidden, FLOAT_ALIGNMENT)
-        table = self._table
+        table = self._table  # kept: another thread may put experts while this call runs
+        if blocks is not None:
+            blocks.check("blocks", 8 * self.experts, 8)
+        where = table.address if blocks is None else blocks.address
         status = self._run(
-            *(pool and pool.address, self._address, table.address, self.experts),
+            *(pool and pool.address, self._address, where, self.experts),
             *(x.address, tokens, ids.address, top, weights and weights.address),
             *(parts.address, y and y.address),
         )

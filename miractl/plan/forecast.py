@@ -147,7 +147,9 @@ def _assumptions(
         found.append("the requests choose their experts independently and evenly")
     if 0 < on_disk < 1:
         found.append("experts on disk are asked for as often as those in memory")
-    if g.format.name != needs.dtype:
+    if needs.record is not None:
+        found.append(f"experts are computed from their {g.format.name} records")
+    elif g.format.name != needs.dtype:
         found.append(f"experts are stored as {g.format.name}, decoded to {needs.dtype} in slots")
     found.append("best case: all copies overlap computing; worst case: nothing overlaps")
     unrated = [q for q in (machine.link, machine.gpu_rate, machine.host_rate) if not q.is_known]

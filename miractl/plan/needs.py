@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from miractl.checkpoint.blueprint import Role, Tensor
+from miractl.checkpoint.dense import HEAD, dense_shape
 from miractl.checkpoint.formats import ELEMENT_BYTES
 from miractl.checkpoint.geometry import Geometry
 from miractl.checkpoint.layers import FULL, SLIDING
@@ -33,6 +34,8 @@ class Needs:
     request: PlanRequest
     dtype: str  # BF16, F16 or F32
     kv_bound: int = KV_MEMORY  # bytes for keys and values; one request gets what it needs
+    record: int | None = None  # bytes of an expert where it is computed from its record
+    kernels: bool = False  # whether it runs on a CPU that has the kernels
 
     @property
     def element(self) -> int:
@@ -42,11 +45,13 @@ class Needs:
     @property
     def expert(self) -> int:
         """Bytes of one expert in a slot."""
-        return self.geometry.expert_bytes_as(self.dtype)
+        return self.record or self.geometry.expert_bytes_as(self.dtype)
 
     @property
     def parts(self) -> tuple[int, ...]:
         """Bytes of the tensors that one slot consists of: gate and up are one, biases follow."""
+        if self.record is not None:
+            return (self.record,)
         sizes = {n: math.prod(shape) for n, shape in self.geometry.expert_shapes.items()}
         for suffix in ("", "_bias"):
             gate = sizes.pop(f"gate_proj{suffix}", None)
@@ -77,8 +82,24 @@ class Needs:
 
     def weights(self) -> Amount:
         """Everything but the routed experts."""
-        count = self.geometry.non_expert_parameters
-        return Amount(count * self.element, f"{count:,} parameters × {self.element} B")
+        count, (dense, blocks) = self.geometry.non_expert_parameters, self.dense()
+        text = f"{count - dense:,} parameters × {self.element} B"
+        if blocks:
+            text += f" + {dense:,} as int8, {format_bytes(blocks)}"
+        return Amount((count - dense) * self.element + blocks, text)
+
+    def dense(self) -> tuple[int, int]:
+        """Parameters that become int8 blocks, and the bytes of these; a tied head's is one more."""
+        if not (self.request.dense or (self.geometry.dense and self.kernels)):
+            return 0, 0
+        g, count, size = self.geometry, 0, 0
+        for tensor in (*g.blueprint.of(Role.OTHER), *g.blueprint.of(Role.EMBEDDING)):
+            if (shape := dense_shape(tensor.name, tensor.shape)) is not None:
+                count += tensor.size * tensor.copies
+                size += shape.nbytes * tensor.copies
+        if g.tied and (head := dense_shape(HEAD, (g.vocabulary, g.hidden))) is not None:
+            size += head.nbytes
+        return count, size
 
     def kv_cache(self) -> KvCache | None:
         """The cache of those that share steps; None where requests run one at a time."""
@@ -136,6 +157,8 @@ class Needs:
 
     def transfers(self) -> Amount:
         """Buffers of experts being read: as stored, and decoded where that is another type."""
+        if self.record is not None:
+            return Amount(0, "records are read into their slots")
         stored = self.geometry.bytes_per_expert or self.expert
         each = max(self.parts) * stored // self.expert
         decoded = max(self.parts) if self.geometry.format.name != self.dtype else 0
@@ -166,7 +189,8 @@ class Needs:
         g = self.geometry
         table = 0 if g.tied else g.vocabulary * g.hidden  # of which a token reads one row
         experts = len(g.moe_layers) * g.top_k * g.parameters_per_expert
-        return (g.active_parameters - experts - table) * self.element
+        dense, blocks = self.dense()
+        return (g.active_parameters - experts - table - dense) * self.element + blocks
 
     def _others(self) -> list[Tensor]:
         blueprint = self.geometry.blueprint

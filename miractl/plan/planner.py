@@ -8,6 +8,7 @@ from typing import Any
 from miractl.checkpoint.geometry import Geometry
 from miractl.doctor.pinned import rounded
 from miractl.errors import UsageError
+from miractl.native import available
 from miractl.plan import advice
 from miractl.plan.books import (
     base_ledger,
@@ -93,7 +94,9 @@ def plan_for(
     memory is unknown. What does not fit is no error but a plan with a refusal.
     """
     needs = Needs(
-        geometry, request, request.dtype or ("F32" if machine.device == "cpu" else "BF16")
+        *(geometry, request, request.dtype or ("F32" if machine.device == "cpu" else "BF16")),
+        record=geometry.record_bytes(machine.device),
+        kernels=machine.device == "cpu" and available(),
     )
     bound = request.kv_memory
     needs = replace(needs, kv_bound=kv_bound(needs, machine) if bound is None else bound)

@@ -73,6 +73,9 @@ def verdict(plan: Plan) -> str:
 def _facts(plan: Plan, width: int) -> Iterator[str]:
     g, needs = plan.needs.geometry, plan.needs
     stored = f", {format_bytes(g.bytes_per_expert)} as stored" if g.bytes_per_expert else ""
+    expert = f"{format_bytes(needs.expert)} in {needs.dtype}{stored}"
+    if needs.record is not None:
+        expert = f"{format_bytes(needs.record)}, an {g.format.name} record, computed as stored"
     rows = (
         (
             "model",
@@ -80,7 +83,7 @@ def _facts(plan: Plan, width: int) -> Iterator[str]:
         ),
         ("parameters", f"{g.parameters:,} in all, which have to be kept somewhere;"),
         ("", f"{g.active_parameters:,} of them active for a token, which says how fast"),
-        ("expert", f"{format_bytes(needs.expert)} in {needs.dtype}{stored}"),
+        ("expert", expert),
         ("use", _use(needs)),
     )
     for label, text in rows:

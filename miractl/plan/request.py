@@ -31,6 +31,7 @@ class PlanRequest:
     max_staged: int = 4
     cap_origin: str = "default"
     prefetch: bool = True
+    dense: bool = False  # attention and head as int8
 
     @property
     def cap(self) -> int:

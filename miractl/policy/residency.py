@@ -17,7 +17,6 @@ somebody is worth less whom the step needs: he gives up his place and keeps his 
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -37,9 +36,10 @@ class Role(Enum):
     STAGED = "staged"
     TRANSIT = "transit"
 
+    __hash__ = object.__hash__  # Enum's own is slow Python, and this one is asked all the time
 
-@dataclass(frozen=True, slots=True)
-class Place:
+
+class Place(NamedTuple):
     """Where an expert was put and who had to go for it."""
 
     slot: int

@@ -140,6 +140,7 @@ class Software:
     nvml_module_complete: bool | None  # it is NVIDIA's, not an impostor or a remnant
     variables: dict[str, str]  # environment, only names known to matter
     torch_builds: dict[str, str] = field(default_factory=dict)  # package -> the torch it requires
+    kernels: str | None = None  # "" when the CPU kernels can be used, else why not; None: not asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,12 @@ def _module_file(module: str) -> str | None:
     return None if spec is None else spec.origin
 
 
+def _kernels() -> str:
+    from miractl.native.library import why_not  # numpy and a self-test: only when asked
+
+    return why_not() or ""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What probes may touch. `Machine()` is this machine; a readable call raises OSError."""
@@ -82,6 +88,7 @@ class Machine:
     version: Callable[[str], str | None] = _version
     requires: Callable[[str], list[str]] = _requires
     module_file: Callable[[str], str | None] = _module_file
+    kernels: Callable[[], str] = _kernels  # why the CPU kernels cannot be used; "": they can
     nvml: Any = None  # a module like pynvml; None: the real one, in a child process
 
     def line(self, path: str) -> str | None:

@@ -120,4 +120,5 @@ def probe(machine: Machine) -> Software:
         nvml_module_complete=complete,
         variables=_variables(machine),
         torch_builds=_torch_builds(machine),
+        kernels=machine.kernels(),
     )

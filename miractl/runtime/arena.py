@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from miractl.native.layout import RECORD_ALIGNMENT
+
 Shapes = Mapping[str, tuple[int, ...]]  # parameter name -> shape of one expert's part
 
 
@@ -19,8 +21,7 @@ class SlotArena:
         self, slots: int, shapes: Shapes, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.buffers = {
-            name: torch.empty(slots, *shape, dtype=dtype, device=device)
-            for name, shape in shapes.items()
+            name: _aligned((slots, *shape), dtype, device) for name, shape in shapes.items()
         }
         self._views = [
             {name: buffer[slot] for name, buffer in self.buffers.items()} for slot in range(slots)
@@ -30,3 +31,11 @@ class SlotArena:
     def __getitem__(self, slot: int) -> dict[str, torch.Tensor]:
         """Parameter name -> view of the slot's part."""
         return self._views[slot]
+
+
+def _aligned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Uninitialised memory that direct reads can go to."""
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    room = torch.empty(nbytes + RECORD_ALIGNMENT, dtype=torch.uint8, device=device)
+    start = -room.data_ptr() % RECORD_ALIGNMENT
+    return room[start : start + nbytes].view(dtype).view(shape)

@@ -10,9 +10,9 @@ from miractl.plan.machine import PlanMachine, Quantity, machine_for
 from miractl.plan.sizes import Sizes, slots_asked, slots_left
 from miractl.plan.slots import SlotPlan
 from miractl.probe.snapshot import take
-from miractl.runtime.arena import expert_nbytes
 
 if TYPE_CHECKING:
+    from miractl.runtime.compute import SlotLayout
     from miractl.runtime.engine import EngineOptions
     from miractl.runtime.loading import Outline
 
@@ -20,13 +20,17 @@ log = logging.getLogger(__name__)
 
 
 def slots_for(
-    options: "EngineOptions", outline: "Outline", device: torch.device, dtype: torch.dtype
+    options: "EngineOptions",
+    outline: "Outline",
+    layout: "SlotLayout",
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> SlotPlan:
     """The planned slots, those for the asked budget, or those for what is free.
 
     Raises UsageError for a budget that is too small, MiractlError where the rest does not fit.
     """
-    sizes = sizes_of(outline, dtype)
+    sizes = sizes_of(outline, layout, dtype)
     if options.slots is not None:
         if sizes.agree_with(options.slots):
             return options.slots
@@ -41,7 +45,7 @@ def slots_for(
     return slots_left(sizes, this_machine(device), staged)
 
 
-def sizes_of(outline: "Outline", dtype: torch.dtype) -> Sizes:
+def sizes_of(outline: "Outline", layout: "SlotLayout", dtype: torch.dtype) -> Sizes:
     """What the model says of itself, computing in `dtype`."""
     experts = {f"{name}.{p}" for name in outline.modules for p in outline.shapes}
     others = sum(
@@ -53,7 +57,7 @@ def sizes_of(outline: "Outline", dtype: torch.dtype) -> Sizes:
         layers=len(outline.layers),
         experts=outline.experts,
         top_k=outline.top_k,
-        expert=expert_nbytes(outline.shapes, dtype),
+        expert=layout.nbytes,
         others=others * dtype.itemsize,
     )
 

@@ -65,12 +65,12 @@ class ExpertCache:
 
     def serve(
         self, layer: int, experts: Sequence[int], then: Callable[[], None] | None = None
-    ) -> Iterator[tuple[int, int]]:
-        """Yield (expert, slot) for each expert of the step, as soon as it can be computed.
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
 
-        Hits come first, so that they are computed while the misses are on their way. A slot is
-        good until the next item is asked for. `then` is called when all demands are on their way.
-        Raises what a transfer raised.
+        Hits come first, so that they are computed while the misses are on their way; then misses,
+        together what has arrived. A group's slots are good until the next one is asked for. `then`
+        is called when all demands are on their way. Raises what a transfer raised.
         """
         needed = set(self.residency.keys(layer, experts))
         first = True
@@ -84,18 +84,32 @@ class ExpertCache:
             first = False
             needed -= here.keys() | coming.keys()
             try:
-                for key, slot in here.items():
-                    yield key.expert, slot
-                for key, ticket in coming.items():
-                    self.transfers.wait(ticket)
-                    with self.lock:
-                        self.switches.add(max(0.0, ticket.finished_at - asked))
-                    yield key.expert, ticket.slot
+                if here:
+                    yield [(key.expert, slot) for key, slot in here.items()]
+                waiting = list(coming.values())
+                while waiting:
+                    arrived = self._arrived(waiting, asked)
+                    waiting = [ticket for ticket in waiting if ticket not in arrived]
+                    yield [(ticket.key.expert, ticket.slot) for ticket in arrived]
             except BaseException:  # the generator was closed, or a transfer failed
                 self._abandon(coming.values())
                 raise
             finally:
                 self._end_transit()
+
+    def _arrived(self, waiting: Sequence[Ticket], asked: float) -> list[Ticket]:
+        """At least one of `waiting`, and all whose bytes are there. Raises what a transfer raised.
+
+        `asked` is the time of the demand.
+        """
+        if not any(ticket.state is State.DONE for ticket in waiting):
+            self.transfers.wait(waiting[0])
+        arrived = [ticket for ticket in waiting if ticket.state is State.DONE]
+        for ticket in arrived:
+            self.transfers.wait(ticket)
+            with self.lock:
+                self.switches.add(max(0.0, ticket.finished_at - asked))
+        return arrived
 
     def _find(
         self, keys: Sequence[ExpertKey], needed: set[ExpertKey], count: bool

@@ -30,7 +30,7 @@ def write_card(folder: Path, manifest: Manifest) -> None:
 
 Made from {source} by `miractl pack` {manifest.source["miractl"]}.
 {_MEANS[manifest.kind]}
-All other tensors, routers among them, are the source's own.
+{_others(manifest)}
 
 - {manifest.count:,} experts in {len(manifest.layers)} layers, one record each of \
 {format_bytes(manifest.record.nbytes)} ({manifest.record.nbytes:,} bytes)
@@ -43,6 +43,15 @@ All other tensors, routers among them, are the source's own.
 Not measured yet: `miractl bench quality DIR --text FILE --against SOURCE` does it.
 """
     _replace(folder / CARD, text)
+
+
+def _others(manifest: Manifest) -> str:
+    if not manifest.dense:
+        return "All other tensors, routers among them, are the source's own."
+    return (
+        "Projections of attention and the output head are 8-bit codes too; all other tensors, "
+        "routers among them, are the source's own."
+    )
 
 
 def write_quality(folder: Path, section: str) -> None:

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
+from miractl.native.kernels import Pool
+from miractl.native.layout import MatrixShape
 from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
 from miractl.policy.registry import ways_for
@@ -24,7 +27,9 @@ from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
+from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
 from miractl.runtime.counters import ExpertCounts
+from miractl.runtime.dense import DenseBlocks, DenseLinear, dense_shapes
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
@@ -61,6 +66,7 @@ class EngineOptions:
     record_trace: Path | None = None  # a file for all routing
     expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
     slots: SlotPlan | None = None  # as planned; None: by `expert_memory`
+    dense: str = "as-is"  # "int8": attention and head by the CPU kernels
     with_tokenizer: bool = True
     model_options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained
 
@@ -76,6 +82,8 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None,
         source: ExpertSource,
         plan: SlotPlan,
+        layout: SlotLayout,
+        pool: Pool | None = None,
         recorder: Recorder | None = None,
         clock: "facts.Clock" = time.monotonic,
     ) -> None:
@@ -83,7 +91,11 @@ class Engine:
         self.model, self.source = model, source
         self._tokenizer = tokenizer
         self.started, self._clock = clock(), clock
-        self.arena = SlotArena(plan.slots, outline.shapes, model.dtype, model.device)
+        self.layout = layout
+        int8 = any(isinstance(module, DenseLinear) for module in model.modules())
+        self.dense_format = "int8" if int8 else str(model.dtype).removeprefix("torch.")
+        self.arena = SlotArena(plan.slots, layout.shapes, layout.dtype, model.device)
+        self.compute = compute_for(layout, self.arena, outline.experts, pool)
         layers, values = len(outline.layers), options.parameters
         slots = sum(plan.ways) / layers
         self.policy = options.policy or default_policy()
@@ -115,7 +127,7 @@ class Engine:
         sequences = Sequences()
         sequences.watch(model)
         self.recording = None if recorder is None else Recording(recorder, layers, clock)
-        runs = LayerRuns(self.cache, self.arena, self.prefetcher, sequences, self.recording)
+        runs = LayerRuns(self.cache, self.compute, self.prefetcher, sequences, self.recording)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
 
@@ -124,18 +136,25 @@ class Engine:
         """Plan first, load after: what cannot run is refused before anything large is read."""
         device = pick_device(options.device)
         dtype = pick_dtype(options.dtype, device)
+        if options.dense == "int8":
+            refuse_dense(device.type)
         inspect_folder(options.model_path).refuse()
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
-        plan = slots_for(options, outline, device, dtype)
+        layout = slot_layout(outline, device, dtype)
+        plan = slots_for(options, outline, layout, device, dtype)
         recorder = recorder_for(options, outline)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
-        model = checkpoint.load_others(dtype, device, **options.model_options)
+        threads = pick_threads(outline) if device.type == "cpu" else 1
+        dense = _dense_shapes(options, outline, device)
+        pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
+        blocks = DenseBlocks(dense, pool) if dense else None
+        model = checkpoint.load_others(dtype, device, blocks, **options.model_options)
         if device.type == "cpu":
-            torch.set_num_threads(pick_threads(outline))
+            torch.set_num_threads(threads)
         give_back()
         return cls(
-            *(options, outline, model, tokenizer, checkpoint.source, plan),
+            *(options, outline, model, tokenizer, checkpoint.source, plan, layout, pool),
             recorder=recorder,
         )
 
@@ -163,6 +182,23 @@ class Engine:
         if self.recording is not None:
             self.recording.close()
         self.source.close()
+
+
+def _dense_shapes(
+    options: EngineOptions, outline: Outline, device: torch.device
+) -> Mapping[str, MatrixShape]:
+    """The int8 matrices of a packed folder, or those that were asked for."""
+    if outline.manifest is not None and outline.manifest.dense:
+        usable = device.type == "cpu" and why_not() is None
+        return outline.manifest.dense if usable else {}
+    return dense_shapes(outline.model) if options.dense == "int8" else {}
+
+
+def refuse_dense(device: str) -> None:
+    """Raise MiractlError where linear layers cannot be int8: they are for the CPU kernels."""
+    reason = why_not() if device == "cpu" else f"the model runs on {device}"
+    if reason is not None:
+        raise MiractlError(f"--dense int8 is for the CPU kernels: {reason}", hint="--dense as-is")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -101,6 +101,10 @@ def model_facts(engine: "Engine") -> ModelFacts:
         expert_bytes=engine.plan.expert_bytes,
         device=str(engine.model.device),
         dtype=str(engine.model.dtype).removeprefix("torch."),
+        expert_format=engine.layout.format,
+        kernels=engine.compute.name,
+        dense_format=engine.dense_format,
+        kernels_note=engine.layout.note,
     )
 
 

@@ -66,7 +66,7 @@ def hollowed(classes: set[type[torch.nn.Module]]) -> Iterator[None]:
         kind = _Batched if stock.__name__ == BATCHED else _Routed
         inherited: dict[str, Any] = {"__qualname__": stock.__qualname__}
         if kind is _Routed and not hasattr(stock, "_apply_gate"):
-            inherited["_apply_gate"] = _gated
+            inherited["_apply_gate"] = gated
         hollow = type(stock.__name__, (kind, stock), inherited)
         setattr(sys.modules[stock.__module__], stock.__name__, hollow)
     try:
@@ -89,7 +89,7 @@ class _Hollow(torch.nn.Module):
         self._is_hf_initialized = True  # or the loader looks for weights to initialise
 
 
-def _gated(self: Any, gate_up: torch.Tensor) -> torch.Tensor:
+def gated(self: Any, gate_up: torch.Tensor) -> torch.Tensor:
     """The usual gate: act(gate) x up."""
     gate, up = gate_up.chunk(2, dim=-1)
     result: torch.Tensor = self.act_fn(gate) * up
@@ -113,7 +113,7 @@ class _Batched(_Hollow):
     """Llama 4's experts class."""
 
     has_gate, has_bias, has_post_expert_norm, is_transposed = True, False, False, True
-    _apply_gate = _gated
+    _apply_gate = gated
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Of hidden states [E * T, H], zero where a token chose another expert: the same."""

@@ -6,7 +6,7 @@ handed all other tensors, each read and decoded when it asks for it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from miractl.checkpoint.dense import HEAD
 from miractl.checkpoint.encoding import stored_tensors
 from miractl.checkpoint.header import TensorRange
 from miractl.checkpoint.packed import RECORDS, Manifest, is_packed, read_manifest
@@ -24,6 +25,7 @@ from miractl.checkpoint.shards import tensor_ranges
 from miractl.errors import MiractlError
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.arena import Shapes
+from miractl.runtime.dense import DecodedTensor, DenseBlocks
 from miractl.runtime.files import CheckpointFiles, LazyTensor
 from miractl.runtime.hollow import (
     expert_count,
@@ -53,6 +55,7 @@ class Outline:
     top_k: int
     shapes: Shapes  # of one expert's parameters
     quantization: Mapping[str, Any] | None  # the checkpoint's own description
+    manifest: Manifest | None  # of a packed folder
 
 
 def read_outline(folder: Path, experts_path: str | None = None) -> Outline:
@@ -88,6 +91,7 @@ def read_outline(folder: Path, experts_path: str | None = None) -> Outline:
         top_k=_top_k(config),
         shapes=shapes[0],
         quantization=quantization,
+        manifest=read_manifest(folder) if is_packed(folder) else None,
     )
 
 
@@ -99,17 +103,24 @@ class Checkpoint:
         self.folder, self.outline = folder, outline
         self.ranges = tensor_ranges(folder)
         tensors = stored_tensors(self.ranges, outline.quantization)
-        self.manifest = read_manifest(folder) if is_packed(folder) else None
+        manifest = outline.manifest
         paths = {part.file for tensor in tensors.values() for part in tensor.ranges}
-        self._files = CheckpointFiles(paths | ({folder / RECORDS} if self.manifest else set()))
+        self._files = CheckpointFiles(paths | ({folder / RECORDS} if manifest else set()))
         self.source: ExpertSource
-        if self.manifest is not None:
-            _refuse_other_experts(self.manifest, outline)
-            self.source, self._others = PackedSource(self.manifest, self._files), tensors
+        if manifest is not None:
+            _refuse_other_experts(manifest, outline)
+            self.source, self._others = PackedSource(manifest, self._files), tensors
             return
         experts = map_experts(outline.model, outline.config, tensors, list(outline.modules))
         self.source = CheckpointSource(self._files, experts.pieces)
         self._others = {n: t for n, t in tensors.items() if n not in experts.names}
+
+    @property
+    def embedding(self) -> str:
+        """Name of the token embedding, which a tied head's block is made from."""
+        own = self.outline.model.get_input_embeddings()
+        names = (name for name, module in self.outline.model.named_modules() if module is own)
+        return f"{next(names)}.weight"
 
     @property
     def other_ranges(self) -> dict[str, TensorRange]:
@@ -117,18 +128,41 @@ class Checkpoint:
         kept = {part for tensor in self._others.values() for part in tensor.ranges}
         return {name: part for name, part in self.ranges.items() if part in kept}
 
+    def ranges_of(self, names: Iterable[str]) -> set[TensorRange]:
+        """Where the named tensors are, codes and scales; names that are not there are left out."""
+        own = (self._others[name] for name in names if name in self._others)
+        return {part for tensor in own for part in tensor.ranges}
+
+    def numbers(self, name: str) -> torch.Tensor:
+        """One tensor that is no expert's. Raises MiractlError, KeyError."""
+        return self._files.load(self._others[name])
+
     def load_others(
-        self, dtype: torch.dtype, device: torch.device, **options: Any
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        dense: DenseBlocks | None = None,
+        **options: Any,
     ) -> PreTrainedModel:
-        """The model with everything but its experts. Raises MiractlError for missing weights."""
-        outline = self.outline
+        """The model with everything but its experts; of that, `dense` takes what becomes int8.
+
+        Raises MiractlError for missing weights.
+        """
+        outline, state = self.outline, self._lazy()
         classes = {type(outline.model.get_submodule(name)) for name in outline.modules}
+        if dense is not None:
+            stored = outline.manifest is not None and outline.manifest.dense
+            take = dense.read if stored else dense.lazy
+            state |= take(self._files, self._others, dtype)
         with hollowed(classes):
-            return self._load(self._lazy(), dtype=dtype, device_map=device, **options)
+            model = self._load(state, dtype=dtype, device_map=device, **options)
+        if dense is not None:
+            dense.install(model)
+        return model
 
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
         """The stock model, all in memory, whose experts have the numbers that slots would get."""
-        if self.manifest is None:
+        if self.outline.manifest is None:
             loaded: Any = type(self.outline.model).from_pretrained(self.folder, dtype=dtype)
             stock: PreTrainedModel = loaded.eval()
             return stock
@@ -140,7 +174,16 @@ class Checkpoint:
         return self._load({**self._lazy(), **experts}, dtype=dtype)
 
     def _lazy(self) -> dict[str, Any]:
-        return {name: LazyTensor(self._files, tensor) for name, tensor in self._others.items()}
+        """All tensors but the experts; int8 matrices as numbers, a tied head's left out."""
+        found: dict[str, Any] = {n: LazyTensor(self._files, t) for n, t in self._others.items()}
+        manifest = self.outline.manifest
+        for name, shape in (manifest.dense if manifest else {}).items():
+            tied = name.endswith(HEAD) and self.outline.config.tie_word_embeddings
+            if tied:
+                del found[name]
+            else:
+                found[name] = DecodedTensor(self._files, self._others[name], shape)
+        return found
 
     def _load(self, state: dict[str, Any], **options: Any) -> PreTrainedModel:
         loaded: Any = type(self.outline.model).from_pretrained(

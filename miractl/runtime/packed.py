@@ -1,6 +1,7 @@
 """Experts of a packed folder: one read an expert, straight into the slot where it is stored alike.
 
-Records in the kernels' layout become the slot's numbers on arrival.
+A slot that holds records gets the record. Others get numbers: records in the kernels' layout are
+decoded on arrival.
 """
 
 import math
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from miractl.checkpoint.packed import RECORDS, Manifest, Part, Quantized, Record
+from miractl.checkpoint.packed import RECORDS, Manifest
+from miractl.checkpoint.record import Part, Quantized, Record
 from miractl.native import available, dequantize, reference
 from miractl.native.layout import RECORD_ALIGNMENT, MatrixShape
 from miractl.native.memory import aligned_empty
@@ -22,6 +24,7 @@ from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.source import Views
 
 Bytes = NDArray[np.uint8]
+RECORD = "record"  # the one part of a slot that holds records, uint8 [record.nbytes]
 
 
 class PackedSource:
@@ -43,6 +46,9 @@ class PackedSource:
     def read(self, key: ExpertKey, slot: Views) -> int:
         """Fill a slot with one expert; returns the bytes read. Raises MiractlError."""
         record, start = self._manifest.record, self._manifest.offset(*key)
+        if RECORD in slot:
+            self._files.scatter([slot[RECORD]], self._path, start)
+            return record.nbytes
         if record.quantized is None and (buffers := _in_place(record.parts, slot)):
             self._files.scatter(buffers, self._path, start)
             return record.used

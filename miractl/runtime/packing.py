@@ -18,26 +18,31 @@ from pathlib import Path
 from typing import Any
 
 from miractl import __version__
+from miractl.checkpoint.header import TensorRange
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.checkpoint.packed import (
+    AS_IS,
+    DENSE,
     DIGEST_BYTES,
     DIGESTS,
     FORMAT,
     MANIFEST,
     RECORDS,
     Manifest,
+    dense_to_json,
     hash_file,
     is_packed,
-    record_to_json,
 )
+from miractl.checkpoint.record import record_to_json
 from miractl.errors import MiractlError
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime.card import CARD, SOURCE_CARD, write_card
+from miractl.runtime.dense import dense_shapes
 from miractl.runtime.loading import Checkpoint, read_outline
-from miractl.runtime.recipe import Recipe, make_recipe
+from miractl.runtime.recipe import Recipe, codes, make_recipe
 from miractl.runtime.record_file import RecordFile
-from miractl.runtime.rest import plan_shards, write_shard
+from miractl.runtime.rest import plan_shards, write_shard, write_tensors
 from miractl.runtime.source import CheckpointSource
 from miractl.runtime.workplace import disk_errors, one_torch_thread, own_folder
 from miractl.units import format_bytes
@@ -61,6 +66,12 @@ class _Job:
     manifest: Manifest  # without its files' hashes
 
     @property
+    def copied(self) -> dict[str, TensorRange]:
+        """Everything but the experts and what becomes int8; a tied head's embedding stays."""
+        left = self.checkpoint.ranges_of(self.manifest.dense)
+        return {n: p for n, p in self.checkpoint.other_ranges.items() if p not in left}
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What has to be the same when an interrupted job goes on."""
         paths = sorted({part.file for part in self.checkpoint.ranges.values()})
@@ -70,6 +81,7 @@ class _Job:
             "kind": self.manifest.kind,
             "miractl": __version__,
             "record": record_to_json(self.recipe.record),
+            "dense": dense_to_json(self.manifest.dense),
             "source": dict(self.manifest.source),
             "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
         }
@@ -80,6 +92,7 @@ def pack(
     target: Path,
     kind: str,
     *,
+    dense: str = AS_IS,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
@@ -92,7 +105,7 @@ def pack(
         raise MiractlError(f"{target} is there already", hint="name a folder that is not there")
     if is_packed(folder):
         raise MiractlError(f"{folder} is packed already", hint="pack the checkpoint it came from")
-    job = _prepare(folder, target, kind)
+    job = _prepare(folder, target, kind, dense)
     try:
         with own_folder(job.partial), disk_errors(job.partial), one_torch_thread():
             _check_space(job)
@@ -105,7 +118,7 @@ def pack(
     return replace(manifest, folder=target)
 
 
-def _prepare(folder: Path, target: Path, kind: str) -> _Job:
+def _prepare(folder: Path, target: Path, kind: str, dense: str) -> _Job:
     inspect_folder(folder).refuse()
     outline = read_outline(folder)
     checkpoint = Checkpoint(folder, outline)
@@ -121,6 +134,7 @@ def _prepare(folder: Path, target: Path, kind: str) -> _Job:
         record=recipe.record,
         source=describe_source(folder, checkpoint),
         files={},
+        dense=dense_shapes(outline.model) if dense != AS_IS else {},
     )
     return _Job(folder, target, partial, checkpoint, recipe, manifest)
 
@@ -148,7 +162,8 @@ def describe_source(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 def _check_space(job: _Job) -> None:
     """Raise MiractlError if what is still to be written does not fit."""
     held = sum(path.stat().st_blocks * 512 for path in job.partial.iterdir())
-    rest = sum(part.nbytes for part in job.checkpoint.other_ranges.values())
+    rest = sum(part.nbytes for part in job.copied.values())
+    rest += sum(shape.nbytes for shape in job.manifest.dense.values())
     need = max(0, job.manifest.nbytes + rest - held)
     free = shutil.disk_usage(job.partial).free
     if need > free:
@@ -189,7 +204,7 @@ def _begun(partial: Path) -> dict[str, Any] | None:
     if not (partial / CONFIG).exists():
         return None
     manifest = json.loads((partial / MANIFEST).read_text(encoding="utf-8"))
-    return {name: manifest[name] for name in ("version", "kind", "record", "source")}
+    return {name: manifest[name] for name in ("version", "kind", "record", "dense", "source")}
 
 
 def _reserve(descriptor: int, size: int) -> None:
@@ -233,7 +248,10 @@ def _write_records(job: _Job, threads: int, progress: Progress | None) -> None:
 
 def _write_others(job: _Job) -> None:
     """The other tensors, then all small files but the configuration."""
-    for name, tensors in plan_shards(job.checkpoint.other_ranges).items():
+    dense = job.manifest.dense
+    if dense and not (job.partial / DENSE).exists():
+        _write_dense(job)
+    for name, tensors in plan_shards(job.copied).items():
         if not (job.partial / name).exists():  # a shard gets its name when it is whole
             write_shard(job.partial / name, tensors)
     for path in sorted(job.folder.iterdir()):
@@ -241,6 +259,19 @@ def _write_others(job: _Job) -> None:
             shutil.copyfile(path, job.partial / SOURCE_CARD)
         elif path.is_file() and path.name != CONFIG and _is_small(path.name):
             shutil.copyfile(path, job.partial / path.name)
+
+
+def _write_dense(job: _Job) -> None:
+    """The int8 blocks, one matrix after the other."""
+    shapes, checkpoint = job.manifest.dense, job.checkpoint
+
+    def block(name: str) -> list[bytes]:
+        own = name if checkpoint.ranges_of([name]) else checkpoint.embedding
+        return [codes(name, checkpoint.numbers(own).float(), shapes[name]).tobytes()]
+
+    sizes = {name: shape.nbytes for name, shape in shapes.items()}
+    kinds = {name: ("U8", (size,)) for name, size in sizes.items()}
+    write_tensors(job.partial / DENSE, kinds, sizes, block)
 
 
 def _is_small(name: str) -> bool:

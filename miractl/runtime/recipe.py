@@ -1,6 +1,7 @@
 """How an expert of a checkpoint becomes a record: copied as it is, or quantised for the kernels."""
 
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from miractl.checkpoint.encoding import StoredTensor
 from miractl.checkpoint.header import TensorRange
-from miractl.checkpoint.packed import AS_IS, RECORDS, Part, Quantized, Record
+from miractl.checkpoint.packed import AS_IS, RECORDS
+from miractl.checkpoint.record import Part, Quantized, Record
 from miractl.errors import MiractlError
 from miractl.native import available, quantize, reference
 from miractl.native.layout import (
@@ -21,6 +23,7 @@ from miractl.native.layout import (
     MatrixShape,
 )
 from miractl.policy.keys import ExpertKey
+from miractl.runtime.activation import Formula, find_formula
 from miractl.runtime.decode import TORCH_DTYPES
 from miractl.runtime.hollow import BATCHED
 from miractl.runtime.loading import Outline
@@ -150,7 +153,7 @@ def _quantized(kind: str, outline: Outline) -> Quantized:
     known = {first, "down_proj"}
     biases = {f"{first}_bias", "down_proj_bias"}
     names, family = set(outline.shapes), outline.config.model_type
-    if names not in (known, known | biases) or getattr(module, "has_post_expert_norm", False):
+    if names not in (known, known | biases):
         raise MiractlError(
             f"the experts of {family} hold {', '.join(sorted(names))}: not what the kernels know",
             hint="pack them with --experts as-is",
@@ -164,8 +167,24 @@ def _quantized(kind: str, outline: Outline) -> Quantized:
             f"experts of {family} are {hidden} x {inner}: {kind} needs multiples of 32",
             hint="pack them with --experts as-is",
         )
-    shape = ExpertShape(Format(name, group), hidden, inner, gated=gated, biased=names != known)
-    return Quantized(shape, transposed, not getattr(module, "is_concatenated", True))
+    formula = _formula(outline, gated)
+    shape = ExpertShape(
+        *(Format(name, group), hidden, inner),
+        gated=gated,
+        biased=names != known,
+        **({} if formula is None else asdict(formula)),
+    )
+    interleaved = not getattr(module, "is_concatenated", True)
+    return Quantized(shape, transposed, interleaved, computable=formula is not None)
+
+
+def _formula(outline: Outline, gated: bool) -> Formula | None:
+    """What all experts of a model do between their matrices; None if the kernels do not do it."""
+    modules = [outline.model.get_submodule(name) for name in outline.modules]
+    if any(getattr(module, "has_post_expert_norm", False) for module in modules):
+        return None
+    formulas = {find_formula(module, is_gated=gated) for module in modules}
+    return formulas.pop() if len(formulas) == 1 else None
 
 
 class _Quantizing:
@@ -186,9 +205,9 @@ class _Quantizing:
             (torch.cat(rows_in_slot(self._quantized, slot[first])), shape.gate_up),
             (down.T if self._quantized.transposed else down, shape.down),
         )
-        at = 0
+        what, at = f"expert {key.expert} of MoE layer {key.layer}", 0
         for weights, matrix in pairs:
-            block[at : at + matrix.nbytes] = _codes(key, weights, matrix)
+            block[at : at + matrix.nbytes] = codes(what, weights, matrix)
             at += matrix.nbytes
         if shape.biased:
             rows = torch.cat(rows_in_slot(self._quantized, slot[f"{first}_bias"]))
@@ -203,10 +222,9 @@ class _Quantizing:
         return slot
 
 
-def _codes(key: ExpertKey, weights: torch.Tensor, shape: MatrixShape) -> Bytes:
+def codes(what: str, weights: torch.Tensor, shape: MatrixShape) -> Bytes:
+    """The block of float32 weights. Raises MiractlError for weights that are not finite."""
     numbers = np.ascontiguousarray(weights.numpy())
     if not np.isfinite(numbers).all():
-        raise MiractlError(
-            f"expert {key.expert} of MoE layer {key.layer} has weights that are not finite"
-        )
+        raise MiractlError(f"{what} has weights that are not finite")
     return quantize(numbers, shape) if available() else reference.quantize(numbers, shape)

@@ -1,16 +1,15 @@
 """One layer's step: count the routing, bet on the next layer, compute this one."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 
 from miractl.policy.routing import Ids, Routed, Scores
-from miractl.runtime.arena import SlotArena
 from miractl.runtime.cache import ExpertCache
-from miractl.runtime.mixture import PART_BYTES, mix
+from miractl.runtime.compute import Compute
+from miractl.runtime.mixture import PART_BYTES
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import Recording
 from miractl.runtime.sequences import Sequences
@@ -22,12 +21,12 @@ class LayerRuns:
     def __init__(
         self,
         cache: ExpertCache,
-        arena: SlotArena,
+        compute: Compute,
         prefetcher: Prefetcher | None,
         sequences: Sequences,
         recording: Recording | None = None,
     ) -> None:
-        self.cache, self.arena, self.prefetcher = cache, arena, prefetcher
+        self.cache, self.compute, self.prefetcher = cache, compute, prefetcher
         self.sequences, self.recording = sequences, recording
         self._one_at_a_time = threading.Lock()
 
@@ -69,13 +68,9 @@ class LayerRuns:
         then: Callable[[], None] | None,
     ) -> torch.Tensor:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
-        return mix(module, x, ids, scores, self._arrivals(layer, ids, then))
-
-    def _arrivals(
-        self, layer: int, ids: Ids, then: Callable[[], None] | None
-    ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
-        for expert, slot in self.cache.serve(layer, np.unique(ids).tolist(), then):
-            yield expert, self.arena[slot]
+        experts = sorted(set(ids.reshape(-1).tolist()))
+        groups = self.cache.serve(layer, experts, then)
+        return self.compute.mix(module, x, ids, scores, len(experts), groups)
 
     def _record(self, layer: int, ids: Ids, scores: Scores) -> Routed:
         cache, sequences = self.cache, self.sequences

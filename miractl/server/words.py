@@ -8,7 +8,7 @@ from typing import Any
 
 from miractl.plan.advice import machine_notes
 from miractl.plan.planner import Plan
-from miractl.telemetry.snapshot import Snapshot
+from miractl.telemetry.snapshot import ModelFacts, Snapshot
 from miractl.units import format_bytes
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -51,6 +51,7 @@ def model_lines(snapshot: Snapshot, backend: str, context: int, concurrency: int
     return [
         f"model {model.id}: {model.family}, {len(model.layers)} MoE layers of {model.experts}"
         f" experts, {model.top_k} at a time; {model.dtype}",
+        experts_line(model),
         f"expert memory {format_bytes(cache.budget_bytes)}: {cache.slots} slots of"
         f" {format_bytes(model.expert_bytes)} for {experts} experts ({share:.0%})",
         f"requests: {backend}, at most {concurrency} at a time, {context} tokens each",
@@ -62,6 +63,15 @@ def policy_line(policy: str, asked: str | None, missing: str | None) -> str:
     if asked is None and missing is not None:
         return f"experts stay by policy {policy}, which does not learn: {missing}"
     return f"experts stay by policy {policy}"
+
+
+def experts_line(model: ModelFacts) -> str:
+    """What computes experts, and from what; what to do about it where that is slow."""
+    rest = f"; attention and head: {model.dense_format}"
+    if model.kernels != "torch":
+        return f"experts: {model.expert_format} records, computed as stored ({model.kernels}){rest}"
+    note = "" if model.kernels_note is None else f"; {model.kernels_note}"
+    return f"experts: {model.expert_format}, computed by torch{rest}{note}"
 
 
 def plan_notes(plan: Plan) -> list[str]:

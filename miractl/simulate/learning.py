@@ -21,7 +21,7 @@ TRAIL_DECAYS = (F(0), F(0.8), F(0.8))
 SPANS = (5, 20, 100, 1000)  # tokens
 GATE_RATE = F(0.25)
 MOST_COUNTS = F(4096)
-FAINTEST = F(2**-10)
+FAINT, FAINT_TRAIL = F(2**-40), F(2**-10)
 CONTEXT_TOKEN = (0, 0, 0, 0, 0, 1, 1, 1)
 CONTEXT_LAYER = (0, -1, -2, -3, -4, 0, 1, 2)
 LOG_TERMS = (
@@ -73,6 +73,12 @@ def product(x: Floats, y: Floats) -> np.float32:
     for part in parts:
         total += part
     return total
+
+
+def fade(values: Floats, keep: np.float32, faintest: np.float32 = FAINT) -> None:
+    """Let values from 0 fade, in place; what is below `faintest` is gone."""
+    values *= keep
+    values[values < faintest] = 0
 
 
 def descend(x: Floats, sums: Floats, gradient: Floats, rate: float) -> None:
@@ -135,17 +141,16 @@ class ReferenceLearner:
             full = np.flatnonzero(s.totals[kind, layer] >= MOST_COUNTS)
             s.totals[kind, layer, full] *= F(0.5)
             s.counts[kind, layer, full] *= F(0.5)
-        trail *= TRAIL_DECAYS[kind]
-        trail[trail < FAINTEST] = 0
+        fade(trail, TRAIL_DECAYS[kind], FAINT_TRAIL)
         trail[fresh] += 1
 
     def _average(self, layer: int, ids: Ids, probabilities: Floats) -> None:
         s = self.state
         for row, span in zip(s.averages[layer], SPANS, strict=True):
             rate = max(F(1) / F(span), F(1) / F(s.token + 8))
-            row *= F(1) - rate
+            fade(row, F(1) - rate)
             row[ids] += rate
-        s.gate[layer] *= F(1) - GATE_RATE
+        fade(s.gate[layer], F(1) - GATE_RATE)
         total = F(0)
         for probability in probabilities:
             total += probability

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from miractl import __version__
+from miractl.native.library import available
 from miractl.telemetry.snapshot import SWITCH_BUCKETS, Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -114,12 +115,21 @@ METRICS = (
     Declared("miractl_uptime_seconds", "uptime_seconds", "Time since the start of the server"),
     Declared("miractl_profile_info", "", "1; the profile in force", "profile", "profile"),
     Declared("miractl_model_info", "", "1; the served model", "model", "model.id"),
+    Declared(
+        *("miractl_expert_format_info", "", "1; how an expert lies in its slot"),
+        *("format", "model.expert_format"),
+    ),
+    Declared(
+        *("miractl_expert_kernels_info", "", "1; what computes experts: torch, or a kernel's ISA"),
+        *("kernels", "model.kernels"),
+    ),
 )
 SWITCH = Declared(
     *("miractl_expert_switch_seconds", "switch"),
     "From the demand for a missing expert until it can be computed",
 )
 READY = Declared("miractl_ready", "", "1 when the model answers, 0 while it loads")
+NATIVE = Declared("miractl_native_available", "", "1 when the CPU kernels can be used, else 0")
 BUILD = Declared("miractl_build_info", "", "1; versions of what runs", "version, torch, cuda")
 
 
@@ -150,6 +160,7 @@ class Metrics(Collector):
         build = GaugeMetricFamily(BUILD.name, BUILD.help, labels=tuple(self._build))
         build.add_metric([_valid(text) for text in self._build.values()], 1)
         yield build
+        yield GaugeMetricFamily(NATIVE.name, NATIVE.help, value=available())
         if snapshot is None:
             return
         for declared in METRICS:
@@ -187,6 +198,7 @@ def markdown_table() -> str:
     rows: Iterable[tuple[Declared, str]] = (
         (READY, "gauge"),
         (BUILD, "gauge"),
+        (NATIVE, "gauge"),
         *((declared, declared.kind) for declared in METRICS),
         (SWITCH, "histogram"),
     )

@@ -27,9 +27,13 @@ class ModelFacts:
     layers: tuple[int, ...]
     experts: int  # per layer
     top_k: int
-    expert_bytes: int  # one expert in a slot, in the compute type
+    expert_bytes: int  # one expert in a slot
     device: str  # "cpu" or "cuda:0"
     dtype: str  # compute type, "float32"
+    expert_format: str  # of a slot: the compute type, or "i8" or "i4k" for records
+    kernels: str  # what computes experts: "torch", or the CPU kernels' instruction set
+    dense_format: str  # of attention and head: the compute type, or "int8"
+    kernels_note: str | None  # why torch does where the CPU kernels could be faster
 
 
 @dataclass(frozen=True, slots=True)

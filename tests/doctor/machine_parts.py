@@ -42,6 +42,7 @@ SOFTWARE = Software(
     nvml_module="/srv/venv/lib/python3.12/site-packages/pynvml.py",
     nvml_module_complete=True,
     variables={},
+    kernels="",
 )
 CPU_TORCH = Torch("2.13.0+cpu", cuda=None, hip=None)
 HOST = Host(

@@ -286,3 +286,17 @@ def test_a_profile_for_another_gpu_names_the_better_one(
 )
 def test_health_of_a_server(answer: ServerAnswer, verdict: str) -> None:
     assert find("server.health", MACHINES["no-gpu"], server=answer).status == verdict
+
+
+@pytest.mark.parametrize(
+    ("kernels", "status", "says"),
+    [
+        ("", Status.OK, "pass their self-test"),
+        ("this miractl was built without its CPU kernels", Status.WARN, "built without"),
+        (None, Status.UNKNOWN, "was not asked"),
+    ],
+)
+def test_the_cpu_kernels(kernels: str | None, status: Status, says: str) -> None:
+    found = find("native.library", machine(None, software=replace(SOFTWARE, kernels=kernels)))
+    assert found.status is status
+    assert says in found.text

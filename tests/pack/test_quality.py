@@ -34,15 +34,17 @@ static int count_teeth(const Wheel *pWheel){ return pWheel->nTooth; }
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model as int8 and int4."""
+    """The demo model as int8, the rest too or not, and int4."""
     folder = tmp_path_factory.mktemp("packed")
     for kind in ("int8", "int4"):
         pack(DEMO_MODEL, folder / kind, kind)
+    pack(DEMO_MODEL, folder / "int8-dense", "int8", dense="int8")
     return folder
 
 
 @pytest.mark.parametrize(
-    ("kind", "bound", "error"), [("int8", 0.002, 0.0075), ("int4", 0.03, 0.085)]
+    ("kind", "bound", "error"),
+    [("int8", 0.002, 0.0075), ("int8-dense", 0.002, 0.0075), ("int4", 0.03, 0.085)],
 )
 def test_the_demo_model_loses_little(
     tmp_path: Path, packed: Path, miractl: Run, kind: str, bound: float, error: float

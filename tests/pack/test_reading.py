@@ -228,7 +228,7 @@ def _flip(path: Path, at: int) -> None:
         (lambda p: (p / RECORDS).unlink(), "experts.bin is missing"),
         (lambda p: (p / RECORDS).write_bytes(b"short"), "experts.bin has 5 bytes"),
         (lambda p: (p / "manifest.json").write_text("{"), "not a manifest"),
-        (lambda p: (p / "manifest.json").write_text('{"version": 9}'), "reads version 1"),
+        (lambda p: (p / "manifest.json").write_text('{"version": 9}'), "reads versions 1 and 2"),
         (lambda p: next(p.glob("rest-*")).unlink(), "rest-00001-of-00001.safetensors is missing"),
     ],
 )
@@ -278,3 +278,30 @@ def test_records_are_aligned_and_found_by_a_rule(tmp_path: Path) -> None:
         steps = {after - before for before, after in pairwise(places)}
         assert steps == {manifest.record.nbytes}
         assert (tmp_path / kind / RECORDS).stat().st_size == places[-1] + manifest.record.nbytes
+
+
+def make_partly_fp8(folder: Path, is_coded: Callable[[str], bool]) -> None:
+    """Experts of which some matrices are FP8 codes and the others are plain."""
+    make_model(folder, "DeepseekV3")
+    stored = {}
+    for name, tensor in tensors_of(folder).items():
+        stored[name] = tensor
+        if ".experts." in name and is_coded(name):
+            stored[name], stored[f"{name}_scale_inv"], _ = to_fp8(tensor)
+    rewrite(folder, stored, {"quant_method": "fp8", "weight_block_size": [20, 20]})
+
+
+def test_experts_with_coded_and_plain_matrices_stay_as_they_are(tmp_path: Path) -> None:
+    make_partly_fp8(tmp_path / "source", lambda name: "down_proj" not in name)
+    manifest = pack(tmp_path / "source", tmp_path / "packed", "as-is")
+    assert {part.tensor.encoding for part in manifest.record.parts} == {"fp8", "plain"}
+    assert torch.equal(logits(tmp_path / "source"), logits(tmp_path / "packed"))
+
+
+def test_coded_and_plain_experts_side_by_side_are_one_line(tmp_path: Path) -> None:
+    make_partly_fp8(tmp_path / "source", lambda name: int(name.split(".")[5]) % 2 == 0)
+    logits(tmp_path / "source")
+    with pytest.raises(MiractlError, match="experts are stored in several types") as refused:
+        pack(tmp_path / "source", tmp_path / "packed", "as-is")
+    assert refused.value.hint == "pack them with --experts int8"
+    assert not list(tmp_path.glob("packed*"))

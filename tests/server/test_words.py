@@ -38,8 +38,22 @@ def test_model_lines_have_budget_and_slots() -> None:
     snapshot = replace(snapshot, cache=replace(snapshot.cache, slots=3, budget_bytes=18432))
     lines = words.model_lines(snapshot, "continuous batching", 128, 8)
     assert lines[0] == "model tiny: qwen3_moe, 2 MoE layers of 4 experts, 2 at a time; float32"
-    assert lines[1] == "expert memory 18 KiB: 3 slots of 6 KiB for 8 experts (38%)"
-    assert lines[2] == "requests: continuous batching, at most 8 at a time, 128 tokens each"
+    assert lines[1] == "experts: float32, computed by torch; attention and head: float32"
+    assert lines[2] == "expert memory 18 KiB: 3 slots of 6 KiB for 8 experts (38%)"
+    assert lines[3] == "requests: continuous batching, at most 8 at a time, 128 tokens each"
+
+
+def test_the_experts_line_says_what_computes_and_why_it_is_slow() -> None:
+    model = TinyEngine().snapshot().model
+    native = replace(model, expert_format="i4k", kernels="avx2")
+    assert words.experts_line(native) == (
+        "experts: i4k records, computed as stored (avx2); attention and head: float32"
+    )
+    slow = replace(model, kernels_note="int4 experts become float32 on arrival: no C compiler")
+    assert words.experts_line(slow) == (
+        "experts: float32, computed by torch; attention and head: float32;"
+        " int4 experts become float32 on arrival: no C compiler"
+    )
 
 
 def test_try_lines_name_the_address_only_where_it_is_needed() -> None:

@@ -114,6 +114,18 @@ def test_counts_halve_before_they_are_too_large() -> None:
     np.testing.assert_array_equal(fast.state.counts, slow.state.counts)
 
 
+def test_what_has_faded_is_gone() -> None:
+    """Numbers too small to be normal would make every long text slow."""
+    routing = Routing(np.ones((700, 1, 1), np.int64), 4)
+    learner = Learner(state_for(routing))
+    learner.record(0, np.array([2]), np.ones(1))
+    feed(learner, routing)
+    for name in ("averages", "gate", "trails"):
+        values = getattr(learner.state, name)
+        assert values[values > 0].min() >= 2.0**-40, name
+        assert (values == 0).any(), name
+
+
 def test_what_makes_no_model_is_refused() -> None:
     for sizes in ((0, 4, 1), (1, 4, 5), (1, 4, 0)):
         with pytest.raises(ValueError, match="Got layers"):

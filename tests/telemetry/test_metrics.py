@@ -75,9 +75,10 @@ def test_the_histogram_is_cumulative() -> None:
     assert samples[f"{name}_sum"] == pytest.approx(0.09)
 
 
-def test_while_loading_only_readiness_and_build() -> None:
+def test_while_loading_only_readiness_build_and_kernels() -> None:
     samples = scrape(None)
     assert samples.pop("miractl_ready") == 0
+    assert samples.pop("miractl_native_available") in (0, 1)
     assert [name.partition("[")[0] for name in samples] == ["miractl_build_info"]
 
 
@@ -89,7 +90,10 @@ def test_no_model_name_breaks_a_scrape(name: str) -> None:
 
 
 def test_no_expert_is_a_label() -> None:
-    assert {metric.label for metric in METRICS} == {None, "source", "profile", "model"}
+    assert {metric.label for metric in METRICS} == {
+        *(None, "source", "profile", "model"),
+        *("format", "kernels"),
+    }
 
 
 def test_names_follow_the_rules() -> None:

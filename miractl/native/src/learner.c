@@ -17,7 +17,8 @@
 #define AVERAGES (MIRA_FEATURES - 5)
 #define GATE_RATE 0.25f
 #define MOST_COUNTS 4096.0f /* an expert that has been followed so often halves: it can change */
-#define FAINTEST 0x1p-10f   /* a trail below it is none */
+#define FAINT 0x1p-40f
+#define FAINT_TRAIL 0x1p-10f /* fewer experts to count for */
 
 /* What followed an expert: of the token before, of all before, of the layer before at those. It is
  * counted after the last layer: a score knows of what followed up to the token before. */
@@ -53,6 +54,15 @@ static const uint16_t *context(const mira_learner *m, int64_t token, int32_t lay
     if (CONTEXT_TOKEN[c] && m->starts[place(m, token)])
         return NULL;
     return ids_at(m, token - CONTEXT_TOKEN[c], other);
+}
+
+/* Let values from 0 fade; below `faintest` they are gone, before they are too small to be fast. */
+static void fade(float *values, float keep, float faintest, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        float value = values[i] * keep;
+        values[i] = value < faintest ? 0 : value;
+    }
 }
 
 /* --- counts ----------------------------------------------------------------------------------- */
@@ -97,10 +107,7 @@ static void follow(mira_learner *m, int32_t kind, int32_t layer, const uint16_t 
         memset(trail, 0, m->lanes * sizeof *trail);
     else
         count(m, kind, layer, trail, ids);
-    for (int32_t e = 0; e < m->lanes; e++) {
-        trail[e] *= TRAIL_DECAYS[kind];
-        trail[e] = trail[e] < FAINTEST ? 0 : trail[e];
-    }
+    fade(trail, TRAIL_DECAYS[kind], FAINT_TRAIL, m->lanes);
     for (int32_t i = 0; i < m->top; i++)
         trail[fresh[i]] += 1;
 }
@@ -124,15 +131,14 @@ static void average(mira_learner *m, int32_t layer, const uint16_t *ids, const f
         float *row = m->averages + ((size_t)layer * AVERAGES + a) * m->lanes;
         float rate = 1 / SPANS[a];
         rate = rate > warming ? rate : warming;
-        for (int32_t e = 0; e < m->lanes; e++)
-            row[e] *= 1 - rate;
+        fade(row, 1 - rate, FAINT, m->lanes);
         for (int32_t i = 0; i < m->top; i++)
             row[ids[i]] += rate;
     }
-    for (int32_t e = 0; e < m->lanes; e++)
-        gate[e] *= 1 - GATE_RATE;
+    fade(gate, 1 - GATE_RATE, FAINT, m->lanes);
     for (int32_t i = 0; i < m->top; i++)
-        gate[ids[i]] += sum > 0 && sum < INFINITY ? GATE_RATE * m->top * probabilities[i] / sum : GATE_RATE;
+        gate[ids[i]] += sum > 0 && sum < INFINITY ? GATE_RATE * m->top * probabilities[i] / sum
+                                                  : GATE_RATE;
 }
 
 /* --- score and step --------------------------------------------------------------------------- */

@@ -1,0 +1,160 @@
+"""What a slot holds, and what computes experts in it: torch on numbers, the kernels on records.
+
+Both are given the slots in groups, as experts arrive, and keep outputs apart by (token, k) until
+the end, so that a result does not depend on the grouping.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from miractl.checkpoint.record import Quantized, why_decoded
+from miractl.native.kernels import Layer, Pool
+from miractl.native.library import isa
+from miractl.native.memory import Span
+from miractl.runtime.arena import Shapes, SlotArena, expert_nbytes
+from miractl.runtime.loading import Outline
+from miractl.runtime.mixture import mix
+from miractl.runtime.packed import RECORD
+
+Group = Sequence[tuple[int, int]]  # (expert, slot) pairs that can be computed now
+
+
+class Compute(Protocol):
+    """Computes the experts of a layer from their slots."""
+
+    name: str  # "torch", or the kernels' instruction set
+
+    def mix(
+        self,
+        module: torch.nn.Module,
+        x: torch.Tensor,
+        ids: npt.NDArray[np.int64],
+        scores: torch.Tensor,
+        experts: int,
+        groups: Iterable[Group],
+    ) -> torch.Tensor:
+        """Sum of scores x expert outputs, [T, H].
+
+        x [T, H]; ids and scores [T, k], with `experts` different ids, each once in `groups`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayout:
+    """The memory of one slot. `records`: it is a record, which the kernels compute from."""
+
+    shapes: Shapes
+    dtype: torch.dtype
+    records: Quantized | None = None
+    note: str | None = None  # why codes become numbers on arrival all the same
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one expert in a slot."""
+        return expert_nbytes(self.shapes, self.dtype)
+
+    @property
+    def format(self) -> str:
+        """`i4k`, `float32`."""
+        if self.records is not None:
+            return self.records.shape.format.name
+        return str(self.dtype).removeprefix("torch.")
+
+
+def slot_layout(outline: Outline, device: torch.device, dtype: torch.dtype) -> SlotLayout:
+    """What slots of a model hold: records where the kernels can compute from them."""
+    manifest = outline.manifest
+    if manifest is None or manifest.record.quantized is None:
+        return SlotLayout(outline.shapes, dtype)
+    if (why := why_decoded(manifest.record, device.type)) is not None:
+        name = str(dtype).removeprefix("torch.")
+        note = f"{manifest.kind} experts become {name} on arrival, which is slow: {why}"
+        return SlotLayout(outline.shapes, dtype, note=note)
+    shapes = {RECORD: (manifest.record.nbytes,)}
+    return SlotLayout(shapes, torch.uint8, manifest.record.quantized)
+
+
+def compute_for(layout: SlotLayout, arena: SlotArena, experts: int, pool: Pool | None) -> "Compute":
+    """What computes the slots of `arena`, of layers of so many experts."""
+    if layout.records is None:
+        return TorchCompute(arena)
+    return KernelCompute(arena, layout.records, experts, pool)
+
+
+class TorchCompute:
+    """Slots that hold numbers of the compute type."""
+
+    name = "torch"
+
+    def __init__(self, arena: SlotArena) -> None:
+        self._arena = arena
+
+    def mix(
+        self,
+        module: torch.nn.Module,
+        x: torch.Tensor,
+        ids: npt.NDArray[np.int64],
+        scores: torch.Tensor,
+        experts: int,
+        groups: Iterable[Group],
+    ) -> torch.Tensor:
+        """As the protocol says."""
+        arena = self._arena
+        arrivals = ((expert, arena[slot]) for group in groups for expert, slot in group)
+        return mix(module, x, ids, scores, arrivals)
+
+
+class KernelCompute:
+    """Slots that hold records: one call of the library a group, none of torch's.
+
+    One call at a time: the table of where the experts are is filled anew for each.
+    """
+
+    def __init__(
+        self, arena: SlotArena, quantized: Quantized, experts: int, pool: Pool | None
+    ) -> None:
+        self.name = isa()
+        self._layer, self._pool = Layer(quantized.shape, experts), pool
+        records = arena.buffers[RECORD]  # uint8 [slots, record]
+        self._arena = arena  # which the addresses point into
+        self._first, self._step = records.data_ptr(), records.stride(0)
+        self._blocks = np.zeros(experts, np.uint64)
+        self._table = Span.of(self._blocks)
+
+    def mix(
+        self,
+        module: torch.nn.Module,
+        x: torch.Tensor,
+        ids: npt.NDArray[np.int64],
+        scores: torch.Tensor,
+        experts: int,
+        groups: Iterable[Group],
+    ) -> torch.Tensor:
+        """As the protocol says. `module` is not asked: the record's shape has its activation."""
+        tokens, k = ids.shape
+        given, weights = _span(x.float()), _span(scores.float())
+        chosen = _span(torch.from_numpy(ids).int())
+        parts = _span(torch.empty(tokens * k, x.shape[1]))
+        y = torch.empty(tokens, x.shape[1])
+        for group in groups:
+            experts -= len(group)
+            self._blocks.fill(0)
+            for expert, slot in group:
+                self._blocks[expert] = self._first + slot * self._step
+            is_last = experts == 0
+            self._layer.run_into(
+                *(given, tokens, chosen, k, weights if is_last else None),
+                *(parts, _span(y) if is_last else None, self._pool, self._table),
+            )
+        return y.to(x.dtype)
+
+
+def _span(values: torch.Tensor) -> Span:
+    """The memory of a tensor; a copy only where it is strided."""
+    own: Any = values.contiguous()
+    return Span(own.data_ptr(), own.nbytes, own)
