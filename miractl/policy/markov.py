@@ -16,7 +16,7 @@ from miractl.policy.streams import Streams
 Counts = npt.NDArray[np.float32]  # [layers, experts before, experts after]
 
 PRIOR = 0.5  # pseudo-count of each transition: an unseen pair is unlikely, not impossible
-OF_LAYER = 0.7  # weight of the layer before against the token before
+OF_LAYER = 0.9  # weight of the layer before; more of the token before only blurs it
 MOST_COUNTS = 4096.0  # a row that has been followed so often fades by half: it can change
 
 
