@@ -38,7 +38,6 @@ from miractl.units import parse_share
 HERE = Path(__file__).parent
 NODE = "node-llama-cpp@3.22.1"
 WHEELS = (["numpy", "gguf"], ["--no-deps", "ik_llama_cpp_python==0.1.5"])
-PATIENCE = 600.0  # seconds for one turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +107,12 @@ class Workshop:
         )
 
     def packed(self, kind: str) -> Path:
-        """Our own folder."""
+        """Our own folder; attention and head in int8."""
         out = self.models / kind
-        words = ("-m", "miractl", "pack", self.source, "-o", out, "--experts", kind)
-        return self.make(sys.executable, *words, of=out)
+        kinds = ("--experts", kind, "--dense", "int8")
+        return self.make(
+            *(sys.executable, "-m", "miractl", "pack", self.source, "-o", out, *kinds), of=out
+        )
 
 
 def contenders(shop: Workshop, limit: int | None, threads: int) -> Iterator[Contender]:
@@ -161,7 +162,7 @@ def answer(process: Any, until: float) -> dict[str, Any]:
     """The next line of JSON. Raises TimeoutError, or EOFError when the process has ended."""
     ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
     if not ready:
-        raise TimeoutError(f"no answer in {PATIENCE:.0f} s")
+        raise TimeoutError("no answer in time")
     line = process.stdout.readline()
     if not line:
         raise EOFError(f"ended with {process.wait()}")
@@ -192,7 +193,7 @@ def forget(files: Path) -> None:
 
 def turn(contender: Contender, options: argparse.Namespace, limit: int | None, to: Found) -> None:
     """One counted run."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + options.patience
     group = Group(limit) if limit else None
     if limit:
         forget(contender.files)
@@ -258,6 +259,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--limit", type=parse_share, help="memory, as a share of the Q4_K file")
+    parser.add_argument("--patience", type=float, default=600, help="seconds of one turn (600)")
     parser.add_argument("--only", default="", help="a pattern of names")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--verbose", action="store_true", help="show what contenders say")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from miractl.native.layout import RECORD_ALIGNMENT
+from miractl.native.memory import aligned_empty
 
 Shapes = Mapping[str, tuple[int, ...]]  # parameter name -> shape of one expert's part
 
@@ -36,6 +37,8 @@ class SlotArena:
 def _aligned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Uninitialised memory that direct reads can go to."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
-    room = torch.empty(nbytes + RECORD_ALIGNMENT, dtype=torch.uint8, device=device)
-    start = -room.data_ptr() % RECORD_ALIGNMENT
-    return room[start : start + nbytes].view(dtype).view(shape)
+    if device.type == "cpu":  # numpy asks for huge pages: a fifth and more of reading speed
+        room = torch.from_numpy(aligned_empty(nbytes, RECORD_ALIGNMENT))
+    else:
+        room = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return room.view(dtype).view(shape)
