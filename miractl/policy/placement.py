@@ -2,8 +2,8 @@
 
 The link and the host's processors work at the same time, each on one expert after the other, so the
 step is over when the later of the two is. An expert costs the link the same for one token and for
-many; the host it costs by the token. The split is greedy: whoever has the most tokens chooses first,
-and goes where it is done sooner. That is never worse than one place for all.
+many; the host it costs by the token. The split is greedy: whoever has the most tokens chooses
+first, and goes where it is done sooner. That is never worse than one place for all.
 
 Rates are measured, not assumed; until both are known nothing is computed on the host.
 """
