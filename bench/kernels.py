@@ -20,24 +20,19 @@ import peers
 from miractl.native import (
     I4K,
     I8,
-    ExpertShape,
     Format,
-    Layer,
     Matrix,
     MatrixShape,
-    Pool,
     Span,
     aligned_empty,
     dequantize,
     library,
     quantize,
 )
-from miractl.native.kernels import quantize_into
 
 ROWS, COLUMNS, COPIES = 1536, 2048, 48
 TOKENS = (1, 4, 16, 64, 256)
 FORMATS = {"I4K": I4K, "I8 group 32": Format("i8", 32), "I8 group 128": I8}
-HIDDEN, INNER, EXPERTS, TOP, LAYERS = 2048, 768, 32, 8, 8
 
 
 def own_products(weights: peers.Floats, x: dict[int, peers.Floats]) -> peers.Products:
@@ -106,40 +101,6 @@ def print_table(products: peers.Products, taken: dict[tuple[str, int], list[floa
         print(f"{name:22}" + "".join(f"{cell:>16}" for cell in cells))
 
 
-def decode(format_: Format) -> None:
-    """One token through the experts of a model of 8 layers, and a plain read of the same bytes."""
-    shape, rng = ExpertShape(format_, HIDDEN, INNER), np.random.default_rng(0)
-    record = shape.record_bytes
-    arena = aligned_empty(LAYERS * EXPERTS * record, 4096)
-    for matrix, at in ((shape.gate_up, 0), (shape.down, shape.gate_up.nbytes)):
-        weights = rng.standard_normal((matrix.rows, matrix.columns), np.float32) * np.float32(0.02)
-        quantize_into(weights, matrix, Span.of(arena[at:record]))
-    places = arena.reshape(LAYERS, EXPERTS, record)
-    places.reshape(-1, record)[1:] = places[0, 0]
-    layers = [Layer(shape, EXPERTS) for _ in range(LAYERS)]
-    for layer, blocks in zip(layers, places, strict=True):
-        for expert, block in enumerate(blocks):
-            layer.put(expert, block)
-    x = rng.standard_normal((1, HIDDEN), np.float32)
-    weights = np.full((1, TOP), 1 / TOP, np.float32)
-    routes = [rng.permutation(EXPERTS)[None, :TOP].astype(np.int32) for _ in range(40)]
-    read = min(seconds(lambda: arena.view(np.uint64).max()) for _ in range(3)) / arena.nbytes
-    for threads in (1, 2):
-        pool = Pool(threads)
-        taken = []
-        for step in range(30):
-            start = time.perf_counter()
-            for number, layer in enumerate(layers):
-                layer.run(x, routes[(step + number) % 40], weights, pool)
-            taken.append(time.perf_counter() - start)
-        best, middle = min(taken), float(np.median(taken))
-        share = read * LAYERS * TOP * record / best
-        print(
-            f"experts of 8 layers, {format_.name}, {threads} thread(s): {1 / best:.1f} "
-            f"({1 / middle:.1f}) tokens/s, {share:.0%} of a plain read's {1e-9 / read:.1f} GB/s"
-        )
-
-
 def main() -> None:
     """Run everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -156,9 +117,6 @@ def main() -> None:
         print(f"instruction set {library.isa()}; {', '.join(library.supported_isas())} are here")
         products = all_products(weights, x)
         print_table(products, measure(products, options.seconds))
-        print()
-        for format_ in (I4K, I8):
-            decode(format_)
 
 
 if __name__ == "__main__":

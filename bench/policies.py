@@ -20,7 +20,8 @@ import numpy as np
 from miractl.errors import UsageError
 from miractl.native.replay import Routing
 from miractl.output import table
-from miractl.simulate.study import DEFAULT, POLICIES, Score, compare, routing_of, slots_for
+from miractl.policy.registry import DEFAULT, POLICIES
+from miractl.simulate.study import Score, compare, routing_of, slots_for
 from miractl.telemetry.trace import read_trace
 
 SHARES = (0.125, 0.25, 0.5)

@@ -13,7 +13,8 @@ import numpy as np
 
 from miractl.native.replay import Routing
 from miractl.output import table
-from miractl.simulate.study import POLICIES, hits, slots_for
+from miractl.policy.registry import POLICIES
+from miractl.simulate.study import hits, slots_for
 
 SHAPES = {"gpt-oss-20b": (24, 32, 4), "DeepSeek-V2-Lite": (26, 64, 6)}  # layers, experts, k
 SHARE = 0.25

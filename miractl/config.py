@@ -14,6 +14,8 @@ from miractl.profiles import PARAMETERS, Parameter, Profile, known_entry
 from miractl.suggest import nearest
 from miractl.yamlfile import Entry, read_mapping
 
+DEFAULT_CONCURRENCY, MOST_CONCURRENCY = 8, 4096  # beyond their memory, requests wait
+LEAST_CONTEXT = 16  # tokens
 _LEVELS = ("debug", "info", "warning", "error")
 _ALL = (
     Parameter("profile", "str", "default", "Name of a profile, or a YAML file."),
@@ -22,6 +24,22 @@ _ALL = (
     Parameter("port", "int", 8000, "Port to listen on; 0 takes a free one.", 0, 65535),
     Parameter("device", "str", "auto", "Where to compute: auto, cpu or cuda:N."),
     Parameter("expert_memory", "str", None, "Memory for experts: 8GiB, or 40% of all experts."),
+    Parameter("context", "int", None, "Context window.", LEAST_CONTEXT, unit="tokens"),
+    Parameter(
+        "kv_memory",
+        "str",
+        None,
+        "Most memory for keys and values; requests beyond it wait. By itself 1GiB, less where"
+        " memory is short.",
+    ),
+    Parameter(
+        "max_concurrency",
+        "int",
+        DEFAULT_CONCURRENCY,
+        "Requests that generate at the same time; others wait.",
+        1,
+        MOST_CONCURRENCY,
+    ),
     Parameter("log_level", "str", "info", "Least severe message to log.", choices=_LEVELS),
     Parameter("log_format", "str", "text", "Form of the log lines.", choices=("text", "json")),
 )

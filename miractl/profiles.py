@@ -193,8 +193,13 @@ def load_profile(name_or_path: str) -> Profile:
     Raises:
         UsageError: unknown name, unreadable file, unknown key, wrong type or value out of range.
     """
+    return _read(profile_path(name_or_path))
+
+
+def profile_path(name_or_path: str) -> Path:
+    """The file of a bundled profile, or of one of your own. Raises UsageError: unknown name."""
     if name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path:
-        return _read(Path(name_or_path))
+        return Path(name_or_path)
     known = list_profiles()
     if name_or_path not in known:
         close = nearest(name_or_path, known)
@@ -202,7 +207,7 @@ def load_profile(name_or_path: str) -> Profile:
             f"no profile {name_or_path!r}{close} (there are {', '.join(known)})",
             hint="miractl profiles list, or --profile FILE.yaml for one of your own",
         )
-    return _read(paths.profiles_dir() / f"{name_or_path}.yaml")
+    return paths.profiles_dir() / f"{name_or_path}.yaml"
 
 
 def read_profile(path: Path) -> tuple[Profile, list[str]]:

@@ -142,13 +142,23 @@ def complete(*words: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "miractl"], env=env, capture_output=True, text=True, check=True
     )
-    return [line.split(",")[1] for line in done.stdout.splitlines()]
+    return [line.split(",")[1] for line in done.stdout.splitlines() if line]
 
 
 def test_completion_offers_commands_and_profiles() -> None:
     assert complete("com") == ["completion"]
     assert complete("config", "show", "--profile", "a1") == ["a10", "a100"]
     assert complete("profiles", "show", "rtx") == ["rtx3090", "rtx4090"]
+    assert complete("profiles", "check", "l4") == ["l4", "l40s"]
+    assert complete("plan", "mix") == ["mix", "Mixtral-8x7B"]  # the first stands for folders
+
+
+def test_completion_offers_what_settings_take() -> None:
+    assert complete("serve", "--device", "c") == ["cpu", "cuda:0"]
+    assert complete("serve", "--log-format", "") == ["text", "json"]
+    assert complete("plan", "--set", "dma") == ["dma_buffer_size_mb="]
+    assert complete("plan", "--set", "prefetch=") == ["prefetch=true", "prefetch=false"]
+    assert complete("plan", "--set", "unknown=") == []
 
 
 def test_reader_that_has_gone_is_no_error() -> None:
@@ -202,7 +212,7 @@ def test_ctrl_c_while_it_is_imported() -> None:
         (["--expert-memory", "nan%"], "'nan%' is not a share"),
         (["--expert-memory", "0GiB"], "'0GiB' is not above 0"),
         (["--expert-memory", "1e30GiB"], "'1e30GiB' is not above 0 and up to 1024 TiB"),
-        (["--context", "99999999999"], "--context: 99999999999 is not in the range"),
+        (["--context", "99999999999"], "context 99999999999 is not in 16..10000000 tokens"),
     ],
 )
 def test_serve_checks_its_options_before_it_listens(

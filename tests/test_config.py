@@ -134,6 +134,19 @@ def test_show_takes_the_profile_from_any_layer(
     assert show(miractl)["cache_threshold"]["origin"] == "profile a100"
 
 
+def test_show_has_what_sizes_the_service(
+    miractl: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_config("max_concurrency: 3\n")
+    monkeypatch.setenv("MIRACTL_CONTEXT", "4096")
+    settings = show(miractl, "--kv-memory", "2GiB", "--port", "0")
+    assert settings["max_concurrency"] == {"value": 3, "origin": f"file {path}:1"}
+    assert settings["context"] == {"value": 4096, "origin": "env MIRACTL_CONTEXT"}
+    assert settings["kv_memory"] == {"value": "2GiB", "origin": "option"}
+    assert settings["port"] == {"value": 0, "origin": "option"}
+    assert settings["host"]["origin"] == settings["device"]["origin"] == "default"
+
+
 def test_show_as_text(miractl: Callable[..., Result]) -> None:
     plain = miractl("config", "show").stdout.splitlines()
     origin = miractl("config", "show", "--origin").stdout.splitlines()

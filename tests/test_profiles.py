@@ -269,9 +269,13 @@ def test_check_of_other_files(
 
 
 def test_check_of_no_file(miractl: Callable[..., Result]) -> None:
-    assert miractl("profiles", "check", "missing.yaml").exit_code == 2
+    missing = miractl("profiles", "check", "missing.yaml")
+    assert (missing.exit_code, missing.stdout) == (2, "")
+    assert missing.stderr == "error: no profile missing.yaml: there is no such file\n"
+    assert "did you mean 'a100'" in miractl("profiles", "check", "a1000").stderr
 
 
 @pytest.mark.parametrize("path", sorted(paths.profiles_dir().glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_bundled_profiles_pass(path: Path, miractl: Callable[..., Result]) -> None:
     assert miractl("profiles", "check", str(path)).exit_code == 0
+    assert "all is well" in miractl("profiles", "check", path.stem).stdout

@@ -3,10 +3,9 @@
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from miractl import paths
-from miractl.cli.options import json_option, parameter_options, profile_option
+from miractl.cli.options import json_option, parameter_options, unresolved_settings
 from miractl.config import SETTINGS, resolve_parameters, resolve_settings
 from miractl.output import Output, table
 from miractl.profiles import PARAMETERS, load_profile
@@ -25,9 +24,9 @@ def command() -> None:
 @command.command()
 @click.option("--origin", is_flag=True, help="Say where each value came from.")
 @json_option
-@profile_option
+@unresolved_settings
 @parameter_options
-def show(origin: bool, as_json: bool, profile: str, parameters: dict[str, Any]) -> None:
+def show(origin: bool, as_json: bool, parameters: dict[str, Any], **given: Any) -> None:
     """Show every setting as `serve` would see it with the same options.
 
     Options beat environment variables, these the configuration file, the file beats the profile,
@@ -36,11 +35,11 @@ def show(origin: bool, as_json: bool, profile: str, parameters: dict[str, Any]) 
     \b
     Examples:
       miractl config show --origin
-      miractl config show --profile a10 --cache-threshold 0.4 --json
+      miractl config show --profile a10 --context 4096 --cache-threshold 0.4 --json
     """
-    source = click.get_current_context().get_parameter_source("profile")
-    given = {"profile": profile} if source is ParameterSource.COMMANDLINE else {}
-    settings = resolve_settings(given) | resolve_parameters(load_profile(profile), parameters)
+    settings = resolve_settings({name: value for name, value in given.items() if value is not None})
+    profile = load_profile(settings["profile"].value)
+    settings |= resolve_parameters(profile, parameters)
     out = Output(json=as_json)
     if as_json:
         values = {n: {"value": s.value, "origin": s.origin} for n, s in settings.items()}

@@ -9,13 +9,17 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from miractl import units
 from miractl.config import SETTINGS, resolve_settings
+from miractl.errors import UsageError
 from miractl.profiles import PARAMETERS, Parameter, list_profiles
 from miractl.suggest import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "miractl.parameters"  # in ctx.meta: the parameters given on the command line
+_MEANING = {"kv_memory": units.parse_bytes}  # of a setting's text, where it is one quantity
 
 
 class ParameterType(click.ParamType[Any]):
@@ -37,6 +41,12 @@ class ParameterType(click.ParamType[Any]):
             return self.parameter.parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The choices, where there are some."""
+        return [CompletionItem(c) for c in self.parameter.choices if c.startswith(incomplete)]
 
 
 class LayeredOption(click.Option):
@@ -60,6 +70,13 @@ def setting_option(*names: str) -> Callable[[F], F]:
         return f
 
     return decorate
+
+
+def unresolved_settings(f: F) -> F:
+    """An option for every entry of SETTINGS, passed as given on the command line, else as None."""
+    for setting in reversed(SETTINGS.values()):
+        f = _option(setting)(f)
+    return f
 
 
 url_option = setting_option("url")
@@ -86,6 +103,7 @@ def parameter_options(f: F) -> F:
         expose_value=False,
         callback=_assign,
         help="Set a parameter by its name; may be repeated.",
+        shell_complete=_complete_assignment,
     )(command)
     for parameter in reversed(PARAMETERS.values()):
         _option(parameter, callback=_remember, expose_value=False)(command)
@@ -103,7 +121,7 @@ def _option(parameter: Parameter, **how: Any) -> Callable[[F], F]:
         envvar=parameter.env,
         show_envvar=True,
         help=_help(parameter),
-        shell_complete=complete_profile if parameter.name == "profile" else None,
+        shell_complete=_COMPLETIONS.get(parameter.name),
         **how,
     )
 
@@ -117,7 +135,13 @@ def _help(parameter: Parameter) -> str:
 
 def _resolved(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     name = str(param.name)
-    return resolve_settings({} if value is None else {name: value})[name].value
+    setting = resolve_settings({} if value is None else {name: value})[name]
+    if name not in _MEANING or setting.value is None:
+        return setting.value
+    try:
+        return _MEANING[name](setting.value)
+    except ValueError as error:
+        raise UsageError(f"{name.replace('_', ' ')} ({setting.origin}): {error}") from None
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
@@ -149,3 +173,36 @@ def _give(ctx: click.Context, name: str, value: Any) -> None:
 def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of bundled profiles, for shell completion."""
     return [name for name in list_profiles() if name.startswith(incomplete)]
+
+
+def complete_model(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Folders, and the models whose facts come with miractl."""
+    from miractl.plan.catalog import CONFIGS
+
+    names = [name for name in CONFIGS if name.lower().startswith(incomplete.lower())]
+    # The shell's own completion of folders comes first: it starts its list anew.
+    return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, names)]
+
+
+def _complete_device(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in ("auto", "cpu", "cuda:0") if name.startswith(incomplete)]
+
+
+def _complete_assignment(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """`cache_threshold=`; after it the words that a parameter takes, if it takes words."""
+    name, equals, begun = incomplete.partition("=")
+    if not equals:
+        return [f"{known}=" for known in PARAMETERS if known.startswith(name)]
+    parameter = PARAMETERS.get(name)
+    if parameter is None:
+        return []
+    words = ("true", "false") if parameter.kind == "bool" else parameter.choices
+    return [f"{name}={word}" for word in words if word.startswith(begun)]
+
+
+_COMPLETIONS: dict[str, Callable[[click.Context, click.Parameter, str], list[str]]] = {
+    "profile": complete_profile,
+    "device": _complete_device,
+}

@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miractl.cli.options import json_option, parameter_options, profile_option, setting_option
-from miractl.cli.quantities import RATE, SECONDS, SIZE, kv_option
+from miractl.cli.options import (
+    complete_model,
+    json_option,
+    parameter_options,
+    profile_option,
+    setting_option,
+)
+from miractl.cli.quantities import RATE, SECONDS, SIZE
+from miractl.config import MOST_CONCURRENCY
 from miractl.errors import MiractlError, UsageError
 from miractl.output import Output
-from miractl.server.config import DEFAULT_CONCURRENCY, MOST_CONCURRENCY
 
 if TYPE_CHECKING:
     from miractl.checkpoint.geometry import Geometry
@@ -21,18 +27,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @profile_option
-@setting_option("device", "expert_memory")
-@click.option("--context", type=click.IntRange(min=16), metavar="TOKENS", help="Context window.")
+@setting_option("device", "expert_memory", "context", "kv_memory")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, MOST_CONCURRENCY),
-    default=DEFAULT_CONCURRENCY,
-    show_default=True,
-    help="Requests that generate at the same time, as serve's --max-concurrency.",
+    help="Requests that generate at the same time.  [default: serve's --max-concurrency]",
 )
-@kv_option
 @click.option("--gpu-memory", type=SIZE, help="A GPU of this memory, 24GB, instead of this one.")
 @click.option("--host-memory", type=SIZE, help="Memory for this program, 64GB.")
 @click.option("--link", type=RATE, help="Rate of copies from host to GPU, 25GB/s.")
@@ -73,20 +75,24 @@ def command(
       miractl plan Mixtral-8x7B --gpu-memory 24GB --host-memory 64GB --link 25GB/s
       miractl plan --gpu-memory 24GB --baseline 8.2GB --expert-size 1.1GB --profile a10
     """
-    from miractl.config import resolve_parameters
+    from miractl.cli.serve import expert_memory_for
+    from miractl.config import resolve_parameters, resolve_settings
     from miractl.plan.request import request_from
     from miractl.profiles import load_profile
 
     out = Output(json=as_json)
     loaded = load_profile(profile)
     settings = resolve_parameters(loaded, parameters)
+    options["concurrency"] = options["concurrency"] or resolve_settings({})["max_concurrency"].value
     asked = {name: options[name] for name in ("context", "concurrency", "headroom", "kv_memory")}
-    request = request_from(settings, expert_memory=options["expert_memory"], **asked)
+    request = request_from(settings, **asked)
     if options["p95"] is not None:
         request = replace(request, p95=options["p95"])
     if options["expert_size"] is not None or options["baseline"] is not None:
         _staging_alone(model, loaded, options, request, out)
         return
+    expert_memory = expert_memory_for(model, options["expert_memory"], out)
+    request = replace(request, expert_memory=expert_memory)
     geometry, name, folder = _geometry(model, out)
     machine = _machine(loaded, options, folder)
     _plan(geometry, name, machine, request, options["trace"], out)

@@ -1,6 +1,5 @@
 """`miractl profiles`: the profiles, the source of every value they set, and what is wrong."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +13,7 @@ from miractl.profiles import (
     Profile,
     list_profiles,
     load_profile,
+    profile_path,
     read_profile,
 )
 
@@ -73,30 +73,32 @@ def show(profile: str, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument(
-    "file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("profile", metavar="NAME|FILE", shell_complete=complete_profile)
 @json_option
-def check(file: Path, as_json: bool) -> None:
-    """Say everything that is wrong with a profile of your own, one line each.
+def check(profile: str, as_json: bool) -> None:
+    """Say everything that is wrong with a profile, one line each.
 
     Exits with 1 if anything is.
 
     \b
-    Example:
+    Examples:
       miractl profiles check ./mine.yaml
+      miractl profiles check a10
     """
+    file = profile_path(profile)
+    if not file.is_file():
+        raise UsageError(f"no profile {profile}: there is no such file")
     try:
-        profile, problems = read_profile(file)
+        found, problems = read_profile(file)
     except UsageError as error:  # no profile at all: its syntax ends the reading
-        profile, problems = Profile(file.stem, "", {}), [error.message]
+        found, problems = Profile(file.stem, "", {}), [error.message]
     out = Output(json=as_json)
     if as_json:
         out.json({"schema": "miractl.profile-check/1", "file": str(file), "problems": problems})
     elif problems:
         out.data("\n".join(problems))
     else:
-        out.data(f"{file}: sets {len(profile.values)} of {len(PARAMETERS)} parameters, all is well")
+        out.data(f"{file}: sets {len(found.values)} of {len(PARAMETERS)} parameters, all is well")
     click.get_current_context().exit(int(ExitCode.FAILED if problems else ExitCode.OK))
 
 

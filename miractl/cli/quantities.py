@@ -1,13 +1,11 @@
-"""Quantities with their unit on the command line, and the options that size the service."""
+"""Quantities with their unit on the command line."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from miractl import units
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UnitType(click.ParamType[Any]):
@@ -27,13 +25,3 @@ class UnitType(click.ParamType[Any]):
 SIZE = UnitType("size", units.parse_bytes)
 RATE = UnitType("rate", units.parse_rate)
 SECONDS = UnitType("duration", units.parse_seconds)
-
-
-def kv_option(f: F) -> F:
-    """`--kv-memory`, bytes as `kv_memory`."""
-    return click.option(
-        "--kv-memory",
-        type=SIZE,
-        help="Most memory for keys and values; requests beyond it wait."
-        "  [default: 1GiB, less where memory is short]",
-    )(f)

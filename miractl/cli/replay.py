@@ -39,6 +39,11 @@ WORST = 3
     metavar="SHARE,...",
     help=f"Slots: shares of the experts, or experts a layer.  [default: {SHARES}]",
 )
+@click.option(
+    "--as-recorded",
+    is_flag=True,
+    help="Take the steps as a server took them, through the runtime's own slot table.",
+)
 @click.option("--link", metavar="RATE", help="Rate of the link, 15.8GB/s; with --expert-size.")
 @click.option("--expert-size", metavar="SIZE", help="Bytes of an expert, 13MB; with --link.")
 @click.option(
@@ -71,15 +76,19 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
       miractl replay trace.npz --slots 25% --link 15.8GB/s --expert-size 13MB
       miractl replay a.npz b.npz --policy all --json
       miractl replay trace.npz -o hits.png
+      miractl replay trace.npz --as-recorded --policy learned,heat,lru
     """
     from miractl.simulate.study import compare, routing_of
     from miractl.telemetry.trace import read_trace
 
-    names = _names(options["policies"])
+    names = [] if options["as_recorded"] else _names(options["policies"])
     seconds = _parsed("--token-time", options["token_time"], units.parse_seconds)
     fetch = _fetch_seconds(options["link"], options["expert_size"])
     wanted = options["slots"] or (PICTURE_SHARES if output else SHARES)
     out = Output(json=options["as_json"])
+    if options["as_recorded"]:
+        _replay_recorded(traces, output, options, seconds, wanted, out)
+        return
     results: list[tuple[Trace, Routing, list[list[Score]]]] = []
     for path in traces:
         trace = read_trace(Path(path))
@@ -98,8 +107,32 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
             _print(*result, fetch, out, "\n" if number else "")
 
 
+def _replay_recorded(
+    traces: tuple[str, ...],
+    output: str | None,
+    options: dict[str, Any],
+    seconds: float,
+    wanted: str,
+    out: Output,
+) -> None:
+    from miractl.cli.replay_recorded import replay_recorded
+    from miractl.simulate.study import routing_of
+    from miractl.telemetry.trace import read_trace
+
+    if output or options["as_csv"] or options["link"]:
+        raise UsageError("--as-recorded prints a table or JSON", hint="leave -o, --csv, --link out")
+    paths = [Path(path) for path in traces]
+    slots = [_slots(wanted, routing_of(read_trace(path))) for path in paths]
+    replay_recorded(
+        list(zip(paths, slots, strict=True)),
+        *(options["policies"], seconds, out),
+        json=options["as_json"],
+    )
+
+
 def _names(given: str | None) -> list[str]:
-    from miractl.simulate.study import BASE, BEST, POLICIES
+    from miractl.policy.registry import POLICIES
+    from miractl.simulate.study import BASE, BEST
 
     names = list(POLICIES) if given == "all" else given.split(",") if given else list(SHOWN)
     for name in names:
@@ -149,7 +182,7 @@ def _slots(text: str, routing: "Routing") -> list[int]:
 
 def _worst(routing: "Routing", trace: "Trace", scores: "list[Score]") -> list[tuple[int, float]]:
     """Layers where the default hits least, by the model's own index."""
-    from miractl.simulate.study import DEFAULT
+    from miractl.policy.registry import DEFAULT
 
     score = next((s for s in scores if s.policy == DEFAULT), scores[0])
     indices = trace.layer_indices or range(routing.layers)
@@ -164,7 +197,8 @@ def _print(
     out: Output,
     before: str,
 ) -> None:
-    from miractl.simulate.study import POLICIES, verdict
+    from miractl.policy.registry import POLICIES
+    from miractl.simulate.study import verdict
 
     out.data(
         before + out.style(f"{trace.name}{f' · {trace.model}' if trace.model else ''}", "bold")

@@ -13,16 +13,10 @@ import click
 
 from miractl import paths
 from miractl.cli.options import log_options, parameter_options, profile_option, setting_option
-from miractl.cli.quantities import kv_option
 from miractl.errors import UsageError
 from miractl.output import Output
-from miractl.server.config import (
-    DEFAULT_CONCURRENCY,
-    LEAST_CONTEXT,
-    MOST_CONCURRENCY,
-    MOST_CONTEXT,
-)
 from miractl.server.signals import StopSignals, exit_now
+from miractl.suggest import nearest
 from miractl.units import TIB, format_bytes
 
 if TYPE_CHECKING:
@@ -40,20 +34,25 @@ MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
 @click.command()
 @click.argument("model", required=False)
 @profile_option
-@setting_option("host", "port", "device", "expert_memory")
+@setting_option("host", "port", "device", "expert_memory", "context", "kv_memory")
+@setting_option("max_concurrency")
 @click.option(
-    "--context",
-    type=click.IntRange(LEAST_CONTEXT, MOST_CONTEXT),
-    metavar="TOKENS",
-    help="Context window.",
+    "--policy",
+    metavar="NAME",
+    help="Which experts stay: learned, learned-bypass, learned-layer, heat, lru, lru-pool, lfu,"
+    " random, or static with --warm-heat; miractl replay compares them.  [default: learned]",
 )
-@kv_option
 @click.option(
-    "--max-concurrency",
-    type=click.IntRange(1, MOST_CONCURRENCY),
-    default=DEFAULT_CONCURRENCY,
-    show_default=True,
-    help="Requests that generate at the same time; others wait.",
+    "--warm-heat",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Start with what an earlier run has learned of the experts; written at the end.",
+)
+@click.option(
+    "--record-trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Record which experts every token chooses, for miractl replay.",
 )
 @log_options
 @parameter_options
@@ -67,6 +66,9 @@ def command(
     context: int | None,
     kv_memory: int | None,
     max_concurrency: int,
+    policy: str | None,
+    warm_heat: Path | None,
+    record_trace: Path | None,
     log_level: str,
     log_format: str,
     parameters: dict[str, Any],
@@ -95,6 +97,10 @@ def command(
     check_device(device)
     if expert_memory is not None:
         check_expert_memory(expert_memory)
+    check_policy(policy)
+    for option, target in (("--warm-heat", warm_heat), ("--record-trace", record_trace)):
+        if target is not None and not target.parent.is_dir():
+            raise UsageError(f"{option}: no folder {str(target.parent)!r}")
     loaded = load_profile(profile)
     settings = resolve_parameters(loaded, parameters)
     path, model_id = locate(model)
@@ -103,12 +109,7 @@ def command(
     out = _Lines() if log_format == "json" else Output()
     for name in idle:
         out.warn(f"{name} is set ({settings[name].origin}) and has no effect in this version")
-    if model is None and expert_memory is None:
-        expert_memory = DEMO_EXPERT_MEMORY
-        out.note(
-            f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
-            " the cache has something to do (--expert-memory 100% for all)"
-        )
+    expert_memory = expert_memory_for(model, expert_memory, out)
     request = request_from(
         settings,
         context=context,
@@ -123,6 +124,9 @@ def command(
         "expert_memory": expert_memory,
         "parameters": {name: setting.value for name, setting in settings.items()},
         "profile": loaded.name,
+        "policy": policy,
+        "warm_heat": warm_heat,
+        "record_trace": record_trace,
     }
     signals = StopSignals(config.stop_seconds)
     with signals.installed():
@@ -163,10 +167,32 @@ def locate(model: str | None) -> tuple[Path, str]:
     return path, path.resolve().name
 
 
+def expert_memory_for(model: str | None, asked: str | None, out: Output) -> str | None:
+    """What is asked; a share, after a note, for the demo model where nothing is."""
+    if model is not None or asked is not None:
+        return asked
+    out.note(
+        f"the demo model is small: its experts get {DEMO_EXPERT_MEMORY} of their size, so that"
+        " the cache has something to do (--expert-memory 100% for all)"
+    )
+    return DEMO_EXPERT_MEMORY
+
+
 def check_device(device: str) -> None:
     """Raise UsageError for what names no device; whether it is there shows later."""
     if not DEVICE.fullmatch(device):
         raise UsageError(f"unknown device {device!r}", hint="--device auto, cpu or cuda:0")
+
+
+def check_policy(name: str | None) -> None:
+    """Raise UsageError for what names no policy."""
+    if name is None:
+        return
+    from miractl.policy.registry import RUNNABLE
+
+    if name not in RUNNABLE:
+        hint = f"one of: {', '.join(RUNNABLE)}"
+        raise UsageError(f"--policy: no policy {name!r}{nearest(name, RUNNABLE)}", hint=hint)
 
 
 def check_expert_memory(text: str) -> None:
@@ -236,6 +262,8 @@ def _ready(
     service: "Service",
 ) -> None:
     """Say what runs, with which memory, and what to type next."""
+    from miractl.native import why_not
+    from miractl.runtime.brain import default_policy
     from miractl.runtime.facts import used_bytes
     from miractl.server import words
 
@@ -246,6 +274,8 @@ def _ready(
     facts = (service.backend.name, service.context, config.max_concurrency)
     for line in words.model_lines(snapshot, *facts):
         out.note(line)
+    policy = options["policy"] or default_policy()
+    out.note(words.policy_line(policy, options["policy"], why_not()))
     if plan is not None and plan.needs.expert == snapshot.model.expert_bytes:
         used = used_bytes(service.engine.model.device, plan.others_bytes)
         out.note(words.memory_line(plan.own_bytes, used))

@@ -6,6 +6,7 @@ from miractl.doctor import (
     cpu,
     disk,
     driver,
+    extensions,
     gpu,
     health,
     host,
@@ -22,6 +23,7 @@ from miractl.suggest import nearest
 
 CHECKS: tuple[Check, ...] = (
     *software.CHECKS,
+    *extensions.CHECKS,
     *driver.CHECKS,
     *gpu.CHECKS,
     *health.CHECKS,

@@ -3,6 +3,7 @@
 The arrays are numpy's, so that they can be looked at, saved and loaded.
 """
 
+import copy
 import ctypes
 import math
 from typing import Any
@@ -20,8 +21,9 @@ PSEUDO_ROWS = 4.0  # prior counts of each table, spread evenly
 START_WEIGHTS = (0.4, 0.4, 0.4, 0.3, 0.0, 0.0, 0.0, 0.0, -1.0)
 MOST_TOKENS_AHEAD = 1000
 
+SHARED = ("weights", "weight_sums", "bias", "bias_sums", "table", "table_sums", "counts", "totals")
 _ARRAYS = (
-    *("weights", "weight_sums", "bias", "bias_sums", "table", "table_sums", "counts", "totals"),
+    *SHARED,
     *("trails", "averages", "gate", "features", "ids", "starts", "scores", "scratch"),
 )
 
@@ -40,7 +42,7 @@ class _Learner(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top", "window")),
         *((name, ctypes.c_float) for name in ("discount", "weight_rate", "table_rate")),
-        ("token", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("begin", "token")),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
     ]
 
@@ -68,7 +70,6 @@ class LearnerState:
         self.discount, self.window = discount, window
         self.weight_rate, self.table_rate = weight_rate, table_rate
         self.lanes = lanes = -(-experts // 8) * 8
-        self.token = -1
         prior = top / experts
         self.weights = np.array(START_WEIGHTS, np.float32)
         self.weight_sums = np.full(FEATURES, 1e-3, np.float32)
@@ -78,14 +79,39 @@ class LearnerState:
         self.table_sums = np.ones_like(self.table)
         self.counts = np.full((COUNTS, layers, experts, lanes), PSEUDO_ROWS * prior, np.float32)
         self.totals = np.full((COUNTS, layers, lanes), PSEUDO_ROWS, np.float32)
-        self.trails = np.zeros((COUNTS, layers, lanes), np.float32)
         self.averages = np.full((layers, AVERAGES, lanes), prior, np.float32)
+        self.scratch = np.zeros((2, lanes), np.float32)
+        self._begin(0)
+
+    def _begin(self, token: int) -> None:
+        """Give the stream nothing to look back to but its averages."""
+        layers, lanes, window = self.layers, self.lanes, self.window
+        self.begin, self.token = token, token - 1
+        self.trails = np.zeros((COUNTS, layers, lanes), np.float32)
         self.gate = np.zeros((layers, lanes), np.float32)
         self.features = np.zeros((window + 2, layers, FEATURES, lanes), np.float32)
-        self.ids = np.zeros((window + 2, layers, top), np.uint16)
+        self.ids = np.zeros((window + 2, layers, self.top), np.uint16)
         self.starts = np.zeros(window + 2, np.uint8)
         self.scores = np.zeros((layers, lanes), np.float32)
-        self.scratch = np.zeros((2, lanes), np.float32)
+
+    def beside(self, averages: Floats | None = None, token: int = 0) -> "LearnerState":
+        """The state of another stream that learns into the same tables.
+
+        It starts at `token`, with `averages` that may be those of a stream before it; None: its
+        own from the start.
+        """
+        other = copy.copy(self)
+        other.averages = np.full_like(self.averages, self.top / self.experts)
+        if averages is not None:
+            other.averages[:] = averages
+        other._begin(token)
+        return other
+
+    @property
+    def stream_bytes(self) -> int:
+        """What one more stream takes."""
+        own = (self.trails, self.averages, self.gate, self.features, self.ids, self.scores)
+        return sum(array.nbytes for array in own)
 
 
 class Learner:
@@ -96,7 +122,7 @@ class Learner:
         self.state = state
         self._struct = _Learner(
             *(state.layers, state.experts, state.lanes, state.top, state.window),
-            *(state.discount, state.weight_rate, state.table_rate, state.token),
+            *(state.discount, state.weight_rate, state.table_rate, state.begin, state.token),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._learn = library().mira_learn
@@ -108,7 +134,7 @@ class Learner:
 
     @property
     def token(self) -> int:
-        """Tokens seen, less one."""
+        """Number of the last token; counts from where the stream began."""
         return int(self._struct.token)
 
     def record(

@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 2  # MIRA_ABI of miractl_native.h
+ABI = 3  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -34,6 +34,11 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_pool_free": (None, (_ADDRESS,)),
     "mira_multiply": (_INT, (_ADDRESS,) * 4 + (_INT, _ADDRESS)),
     "mira_learn": (None, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS)),
+    "mira_tutor_new": (_ADDRESS, ()),
+    "mira_tutor_free": (None, (_ADDRESS,)),
+    "mira_tutor_wait": (None, (_ADDRESS,)),
+    "mira_teach": (None, (_ADDRESS, _ADDRESS, _INT)),
+    "mira_rate": (_INT, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS)),
     "mira_predict": (None, (_ADDRESS, _INT, _INT)),
     "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
     "mira_foresee": (None, (_ADDRESS,) * 4),

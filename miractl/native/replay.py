@@ -72,14 +72,16 @@ class Routing:
         experts: int,
         probabilities: NDArray[Any] | None = None,
         starts: NDArray[Any] | None = None,
+        *,
+        distinct: bool = True,
     ) -> None:
-        """Raises ValueError for experts that do not exist or come twice in a token and layer."""
+        """Raises ValueError for experts that do not exist or, unless told otherwise, come twice."""
         if ids.ndim != 3 or ids.dtype.kind not in "iu" or not ids.size:
             raise ValueError(f"Got ids {ids.dtype} {ids.shape} but expected [tokens, layers, top]")
         if not 0 < experts <= MOST_EXPERTS or ids.min() < 0 or ids.max() >= experts:
             raise ValueError(f"Got ids {ids.min()} to {ids.max()} of {experts} experts")
         ordered = np.sort(ids, axis=2)
-        if (ordered[:, :, 1:] == ordered[:, :, :-1]).any():
+        if distinct and (ordered[:, :, 1:] == ordered[:, :, :-1]).any():
             raise ValueError("Got an expert twice in one token and layer")
         self.tokens, self.layers, self.top = ids.shape
         self.experts = experts
@@ -144,7 +146,7 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
     if (rule.kind is Kind.LEARNED) != (rule.learner is not None):
         raise ValueError(f"Got a learner for {rule.kind.name} or none for LEARNED")
     if rule.learner is not None:
-        _check_learner(routing, rule.learner)
+        check_learner(routing, rule.learner)
     if (rule.kind is Kind.HEAT) != (cache.admission is Admission.HOTTER):
         raise ValueError(f"Got admission {cache.admission.name} for {rule.kind.name}")
     outcome = _outcome(routing)
@@ -165,7 +167,8 @@ def replay(routing: Routing, cache: Cache, rule: Rule) -> Outcome:
     return outcome
 
 
-def _check_learner(routing: Routing, learner: Learner) -> None:
+def check_learner(routing: Routing, learner: Learner) -> None:
+    """Raise ValueError for a learner of another model than the routing's."""
     state = learner.state
     sizes = (state.layers, state.experts, state.top)
     if sizes != (routing.layers, routing.experts, routing.top):

@@ -1,86 +1,188 @@
-"""Which resident has to go, and whether the newcomer is worth it."""
+"""What each resident is worth, which decides who has to go and whether a newcomer may stay.
 
-from collections.abc import Sequence
+A policy keeps a table of worth, changed when it is told of a step; who goes is found by
+`miractl.policy.residency`. The replay in C (`miractl/native/src/rules.c`) has the same rules.
+"""
+
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
+from miractl.policy.memory import Memory
+from miractl.policy.routing import Routed
+
+Floats = npt.NDArray[np.float64]
+Tables = npt.NDArray[np.float32]
+HOT = 2.0  # with Admission.HOTTER: worth of this or more is above the threshold
 
 
 class EvictionPolicy(Protocol):
-    """Decides among residents. Told of every step, asked only when a slot is needed."""
+    """Told of every layer of every step, before anyone is looked up."""
 
-    def record(self, layer: int, counts: npt.NDArray[np.int64], tokens: int) -> None:
-        """One layer's step: `counts` [experts] tokens each, of `tokens` in all."""
+    admission: Admission
+    worth: Floats  # [layers, experts], finite
 
-    def victim(self, candidates: Sequence[ExpertKey]) -> ExpertKey:
-        """The resident to give up; `candidates` is never empty."""
+    def record(self, step: Routed) -> bool:
+        """Take in a layer's routing; whether the worth of other layers has changed too."""
 
-    def admits(self, newcomer: ExpertKey, victim: ExpertKey) -> bool:
-        """Whether the newcomer may displace the victim; if not, it is computed and forgotten."""
+    def tables(self) -> Mapping[str, Tables]:
+        """What was learned and is worth keeping, by name."""
 
-    def feedback(self, key: ExpertKey, used: bool) -> None:
-        """How a prefetch of this expert ended."""
+    def recall(self, tables: Mapping[str, Tables]) -> None:
+        """Start from what an earlier run learned. Raises ValueError if it does not fit."""
+
+    def close(self) -> None:
+        """Stop what runs beside."""
 
 
-class LeastRecentlyUsed:
-    """Evicts whoever was used longest ago; admits everybody."""
+class _Table:
+    """A table of worth and nothing that runs beside."""
+
+    admission = Admission.ALWAYS
 
     def __init__(self, layers: int, experts: int) -> None:
-        self._last_used = np.zeros((layers, experts), dtype=np.int64)
+        self.worth: Floats = np.zeros((layers, experts))
+
+    def tables(self) -> Mapping[str, Tables]:
+        """Nothing is learned."""
+        return {}
+
+    def recall(self, tables: Mapping[str, Tables]) -> None:
+        """Nothing to recall."""
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+class LeastRecentlyUsed(_Table):
+    """Worth is the number of the last step that used the expert."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        super().__init__(layers, experts)
         self._step = 0
 
-    def record(self, layer: int, counts: npt.NDArray[np.int64], tokens: int) -> None:
-        """Stamp the used experts with the number of this step."""
+    def record(self, step: Routed) -> bool:
+        """Stamp the used experts."""
         self._step += 1
-        self._last_used[layer, counts > 0] = self._step
-
-    def victim(self, candidates: Sequence[ExpertKey]) -> ExpertKey:
-        """The least recently used candidate."""
-        return min(candidates, key=lambda key: self._last_used[key])
-
-    def admits(self, newcomer: ExpertKey, victim: ExpertKey) -> bool:
-        """Always."""
-        return True
-
-    def feedback(self, key: ExpertKey, used: bool) -> None:
-        """Recency does not care."""
+        self.worth[step.layer, step.ids] = self._step
+        return False
 
 
-class HeatEviction:
+class LeastOftenUsed(_Table):
+    """Worth is how many tokens used the expert, fading by `decay` a token."""
+
+    def __init__(self, layers: int, experts: int, decay: float = 0.95) -> None:
+        super().__init__(layers, experts)
+        self._decay = decay
+
+    def record(self, step: Routed) -> bool:
+        """Fade all, count the used."""
+        row = self.worth[step.layer]
+        row *= self._decay ** len(step.ids)
+        row += np.bincount(step.ids.reshape(-1), minlength=len(row))
+        return False
+
+
+class Anybody(_Table):
+    """Worth is drawn anew in every step."""
+
+    def __init__(self, layers: int, experts: int, seed: int = 0) -> None:
+        super().__init__(layers, experts)
+        self._random = np.random.default_rng(seed)
+
+    def record(self, step: Routed) -> bool:
+        """Draw."""
+        self._random.random(out=self.worth[step.layer])
+        return False
+
+
+class Static(_Table):
+    """Worth never changes: what an earlier run used most stays, others pass through."""
+
+    admission = Admission.WORTHIER
+
+    def __init__(self, wanted: Floats) -> None:
+        """`wanted` [layers, experts]: how often each was used."""
+        super().__init__(*wanted.shape)
+        self.worth[:] = wanted
+
+    def record(self, step: Routed) -> bool:
+        """Nothing is learned."""
+        return False
+
+
+class HeatEviction(_Table):
     """Residents below the heat threshold go first, coldest first; the rest by least recent use.
 
-    A newcomer below the threshold displaces nobody above it.
+    A newcomer below the threshold displaces nobody above it. The heat is told of a step before
+    this policy is.
     """
 
+    admission = Admission.HOTTER
+
     def __init__(self, heat: HeatTable, layers: int, experts: int) -> None:
-        self.heat = heat
+        super().__init__(layers, experts)
+        self._heat = heat
         self._recency = LeastRecentlyUsed(layers, experts)
 
-    def record(self, layer: int, counts: npt.NDArray[np.int64], tokens: int) -> None:
-        """Feed the score and the recency."""
-        self.heat.activate(layer, counts, tokens)
-        self._recency.record(layer, counts, tokens)
+    def record(self, step: Routed) -> bool:
+        """Read the scores: of all layers when a step begins, since time has passed for everyone."""
+        self._recency.record(step)
+        rows = slice(None) if step.layer == 0 else step.layer
+        scores, used = self._heat.scores(rows), self._recency.worth[rows]
+        self.worth[rows] = np.where(scores < self._heat.threshold, scores, HOT + used)
+        return step.layer == 0
 
-    def victim(self, candidates: Sequence[ExpertKey]) -> ExpertKey:
-        """The coldest candidate below the threshold, else the least recently used one."""
-        rows = {key.layer: self.heat.scores(key.layer) for key in candidates}
-        threshold = self.heat.threshold
-        cold = [key for key in candidates if rows[key.layer][key.expert] < threshold]
-        if cold:
-            return min(cold, key=lambda key: rows[key.layer][key.expert])
-        return self._recency.victim(candidates)
 
-    def admits(self, newcomer: ExpertKey, victim: ExpertKey) -> bool:
-        """Unless the newcomer is cold and the victim is not."""
-        threshold = self.heat.threshold
-        if self.heat.scores(newcomer.layer)[newcomer.expert] >= threshold:
-            return True
-        return bool(self.heat.scores(victim.layer)[victim.expert] < threshold)
+class Brain:
+    """An eviction policy, and the heat that every engine keeps whatever its policy."""
+
+    def __init__(self, eviction: EvictionPolicy, heat: HeatTable) -> None:
+        self.eviction, self.heat = eviction, heat
+        self.admission, self.worth = eviction.admission, eviction.worth
+        self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
+        self._felt = self.activations.copy()  # those that the heat knows of
+        self._recalled: Mapping[str, Tables] = {}
+        self._before = np.zeros_like(self.activations)  # tokens of earlier runs
+        self._feels_layers = isinstance(eviction, HeatEviction)
+
+    def record(self, step: Routed) -> bool:
+        """Count, warm up what was used, and let the policy know."""
+        layer, row = step.layer, self.activations[step.layer]
+        if len(step.ids) == 1:
+            row[step.ids[0]] += 1
+        else:
+            row += np.bincount(step.ids.reshape(-1), minlength=len(row))
+        if self._feels_layers:
+            self._warm(layer, len(step.ids))
+        elif layer == len(self.worth) - 1:
+            self._warm(slice(None), len(step.ids))
+        return self.eviction.record(step)
 
     def feedback(self, key: ExpertKey, used: bool) -> None:
         """Warm up what was bet on rightly, cool down what was not."""
         self.heat.feedback(key.layer, key.expert, used)
+
+    def remember(self) -> Memory:
+        """What the next run may start with; what another policy had learned stays in it."""
+        tables = {**self._recalled, **self.eviction.tables()}
+        return Memory(self.heat.scores(), self.activations + self._before, tables)
+
+    def recall(self, memory: Memory) -> None:
+        """Start from an earlier run. Raises ValueError for tables that do not fit."""
+        self.heat.restore(memory.heat)
+        self.eviction.recall(memory.tables)
+        self._recalled, self._before = memory.tables, memory.activations
+
+    def close(self) -> None:
+        """Stop what runs beside."""
+        self.eviction.close()
+
+    def _warm(self, rows: int | slice, tokens: int) -> None:
+        self.heat.activate(rows, self.activations[rows] - self._felt[rows], tokens)
+        self._felt[rows] = self.activations[rows]

@@ -54,16 +54,26 @@ class HeatTable:
         self._window_start = clock()
         self._tokens = 1.0  # EWMA of tokens a step
 
-    def activate(self, layer: int, counts: Counts, tokens: int) -> None:
-        """Record one step of one layer: `counts` [experts] tokens each, of `tokens` in all."""
+    def activate(self, rows: int | slice, counts: Counts, tokens: int) -> None:
+        """Record one step of one layer, or of all at once by `slice(None)`.
+
+        `counts` [experts] or [layers, experts]: tokens each, of `tokens` in all.
+        """
         now = self._clock()
         if now - self._window_start >= self.window:
             self._close_window(now)
         used = counts > 0
-        self._score[layer, used] = np.minimum(1.0, self._at(now, (layer, used)) + ACTIVATION)
-        self._since[layer, used] = now
-        self._counts[layer] += counts
+        warmed = np.minimum(1.0, self._at(now, rows) + ACTIVATION)
+        np.copyto(self._score[rows], warmed, where=used)
+        self._since[rows][used] = now
+        self._counts[rows] += counts
         self._tokens += TOKENS_EWMA * (tokens - self._tokens)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and experts."""
+        layers, experts = self._score.shape
+        return layers, experts
 
     def feedback(self, layer: int, expert: int, used: bool) -> None:
         """Record how a prefetch of this expert ended."""
@@ -71,12 +81,16 @@ class HeatTable:
         score = float(self._at(now, (layer, expert))) + (PREFETCH_USED if used else PREFETCH_WASTED)
         self._rebase(now, (layer, expert), min(1.0, max(0.0, score)))
 
-    def scores(self, layer: int | None = None) -> Floats:
+    def scores(self, rows: int | slice = slice(None)) -> Floats:
         """Scores now: [layers, experts], or [experts] of one layer."""
         now = self._clock()
         if now - self._window_start >= self.window:
             self._close_window(now)
-        return self._at(now, slice(None) if layer is None else layer)
+        return self._at(now, rows)
+
+    def restore(self, scores: Floats) -> None:
+        """Go on from the scores of an earlier run, as if no time had passed."""
+        self._score[:], self._since[:] = np.clip(scores, 0.0, 1.0), self._clock()
 
     @property
     def threshold(self) -> float:

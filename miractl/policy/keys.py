@@ -1,6 +1,8 @@
-"""The name of one expert inside the brain."""
+"""Names inside the brain: of an expert, and of nobody's tokens."""
 
 from typing import NamedTuple
+
+NOBODY = -1  # the sequence of rows that are nobody's, such as padding
 
 
 class ExpertKey(NamedTuple):

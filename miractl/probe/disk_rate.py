@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from miractl.probe.direct_file import DirectFile
 from miractl.probe.facts import DiskRate
 from miractl.units import GIB, MIB
 
@@ -23,35 +24,23 @@ MADE = 128 * MIB
 KEPT_FREE = 1 * GIB  # besides the file that is made
 
 
-def _open_direct(path: str) -> tuple[int, bool]:
-    """A handle past the page cache if the file system has that, and whether it has."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT), True
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, os.O_RDONLY), False
-
-
 def _read(path: str, temporary: bool) -> DiskRate:
-    handle, direct = _open_direct(path)
+    file = DirectFile(Path(path))
     try:
-        if not direct:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         # Anonymous maps begin at a page, as direct reads demand.
-        with mmap.mmap(-1, BLOCK) as block:
-            size, start = 0, time.perf_counter()
-            while size < AT_MOST and time.perf_counter() - start < SECONDS:
-                got = os.preadv(handle, [block], size)
-                size += got
-                if got < BLOCK:
-                    break
+        with mmap.mmap(-1, BLOCK) as block, memoryview(block) as view:
+            done, start = 0, time.perf_counter()
+            most = min(file.size, AT_MOST)
+            while done < most and time.perf_counter() - start < SECONDS:
+                step = min(BLOCK, most - done)
+                file.read_into([view[:step]], done)
+                done += step
             seconds = time.perf_counter() - start
     finally:
-        os.close(handle)
-    if size == 0 or seconds <= 0:
+        file.close()
+    if done == 0 or seconds <= 0:
         raise OSError(errno.EIO, "nothing could be read", path)
-    return DiskRate(size / seconds, size, direct, temporary)
+    return DiskRate(done / seconds, done, file.is_direct, temporary)
 
 
 def _largest(folder: Path) -> Path | None:
@@ -77,7 +66,10 @@ def _make_and_read(folder: Path) -> DiskRate:
 
 
 def probe(path: str) -> DiskRate:
-    """The rate of a file's disk, or of a folder's. Raises OSError when it cannot be measured."""
+    """The rate of a file's disk, or of a folder's.
+
+    Raises OSError or MiractlError when it cannot be measured.
+    """
     place = Path(path)
     if place.is_file():
         if place.stat().st_size >= LARGE:

@@ -4,7 +4,7 @@
 exist is written as the kernel writes it: "max". Bytes, seconds and shares of 1 throughout.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from miractl.probe.devices import Gpu, LinkLoad, Load, Nvml, PciCard
@@ -139,6 +139,7 @@ class Software:
     nvml_module: str | None  # file behind `import pynvml`
     nvml_module_complete: bool | None  # it is NVIDIA's, not an impostor or a remnant
     variables: dict[str, str]  # environment, only names known to matter
+    torch_builds: dict[str, str] = field(default_factory=dict)  # package -> the torch it requires
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,15 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _requires(package: str) -> list[str]:
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        return requires(package) or []
+    except PackageNotFoundError:
+        return []
+
+
 def _module_file(module: str) -> str | None:
     # For a top-level name this finds the file and imports nothing.
     spec = importlib.util.find_spec(module)
@@ -71,6 +80,7 @@ class Machine:
     affinity: Callable[[], set[int]] = _affinity
     disk: Callable[[str], tuple[int, int]] = _disk  # total, free for this user
     version: Callable[[str], str | None] = _version
+    requires: Callable[[str], list[str]] = _requires
     module_file: Callable[[str], str | None] = _module_file
     nvml: Any = None  # a module like pynvml; None: the real one, in a child process
 

@@ -7,9 +7,12 @@ import sys
 from miractl.probe.facts import Software, Torch
 from miractl.probe.machine import Machine
 
+# Compiled against one torch; transformers imports the first where it is installed.
+EXTENSIONS = ("torchvision", "torchaudio", "flash-attn", "xformers")
 PACKAGES = (
     *("torch", "transformers", "safetensors", "numpy", "nvidia-ml-py", "pynvml"),
     *("accelerate", "vllm", "ray", "textual", "fastapi", "pydantic", "prometheus-client"),
+    *EXTENSIONS,
 )
 # Variables that slow CUDA down or divert it, and what each does.
 HARMFUL = {
@@ -87,6 +90,16 @@ def _variables(machine: Machine) -> dict[str, str]:
     }
 
 
+def _torch_builds(machine: Machine) -> dict[str, str]:
+    """The one torch that a package's metadata requires: `torch==2.8.0`."""
+    found = {}
+    for name in EXTENSIONS:
+        for requirement in machine.requires(name):
+            if match := re.match(r"torch *\(?== *([\w.+]+)", requirement):
+                found[name] = match[1]
+    return found
+
+
 def probe(machine: Machine) -> Software:
     """Whatever of it can be read."""
     versions = {name: machine.version(name) for name in PACKAGES}
@@ -106,4 +119,5 @@ def probe(machine: Machine) -> Software:
         nvml_module=module,
         nvml_module_complete=complete,
         variables=_variables(machine),
+        torch_builds=_torch_builds(machine),
     )

@@ -1,5 +1,6 @@
 """The brain of one engine: what the policy knows of, made for a model and its parameters."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -7,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from miractl.errors import MiractlError, UsageError
+from miractl.native import available
+from miractl.policy.eviction import Brain
 from miractl.policy.heat import HeatTable
+from miractl.policy.memory import Identity, read_memory, writable, write_memory
 from miractl.policy.prediction import MarkovTable
+from miractl.policy.registry import DEFAULT, WITHOUT_LIBRARY, make_policy
 from miractl.runtime.lookahead import Lookahead, find_router
 from miractl.runtime.prefetch import Predictor, TablePredictor
 
 if TYPE_CHECKING:
+    from miractl.runtime.engine import Engine, EngineOptions
     from miractl.runtime.loading import Outline
 
 log = logging.getLogger(__name__)
@@ -31,6 +38,62 @@ def heat_table(
         window=parameters["prediction_window_ms"] / 1000,
         decay=parameters["heat_decay_factor"],
     )
+
+
+def default_policy() -> str:
+    """The learned policy, where the library that learns is at hand."""
+    return DEFAULT if available() else WITHOUT_LIBRARY
+
+
+def identity_of(model: PreTrainedModel, outline: "Outline") -> Identity:
+    """Of a model for what is remembered of it: its shape, and what its routers are."""
+    digest = hashlib.sha256()
+    for name in outline.modules:
+        for own, weight in model.get_submodule(name.rpartition(".")[0]).named_parameters():
+            if weight.dim() == 2 and len(weight) == outline.experts:
+                digest.update(own.encode())
+                # As bfloat16, so that the type that it is loaded in makes no difference.
+                digest.update(weight.detach().bfloat16().view(torch.int16).cpu().numpy().tobytes())
+    config = outline.config
+    sizes = tuple(outline.layers), outline.experts, outline.top_k
+    return Identity(config.model_type, *sizes, digest.hexdigest()[:16])
+
+
+def brain_for(
+    model: PreTrainedModel,
+    outline: "Outline",
+    options: "EngineOptions",
+    slots: float,
+    clock: Callable[[], float],
+) -> Brain:
+    """The policy asked for, for `slots` experts a layer, and the heat; warm if there is a memory.
+
+    Raises UsageError for a memory that does not belong to the model.
+    """
+    heat = heat_table(outline, options.parameters, clock)
+    path, memory = options.warm_heat, None
+    if path is not None:
+        memory = read_memory(path, identity_of(model, outline))
+    name = options.policy or default_policy()
+    brain = Brain(make_policy(name, outline.top_k, slots, heat, memory), heat)
+    if memory is not None:
+        try:
+            brain.recall(memory)
+        except ValueError as error:
+            brain.close()
+            raise UsageError(f"warm heat {path}: {error}") from None
+    return brain
+
+
+def remember(engine: "Engine") -> None:
+    """Keep what the brain knows for the next start, if asked to; an error is a line of the log."""
+    path = engine.options.warm_heat
+    if path is None or not writable(path):
+        return
+    try:
+        write_memory(path, identity_of(engine.model, engine.outline), engine.brain.remember())
+    except MiractlError as error:
+        log.error("%s", error.message)
 
 
 def predictor_for(model: PreTrainedModel, outline: "Outline", mode: str) -> Predictor:

@@ -19,7 +19,7 @@ class ExpertCounts:
         def zeros() -> npt.NDArray[np.int64]:
             return np.zeros((layers, experts), dtype=np.int64)
 
-        self.activations, self.hits, self.misses = zeros(), zeros(), zeros()
+        self.hits, self.misses = zeros(), zeros()
         self.prefetched, self.prefetch_used = zeros(), zeros()
 
 

@@ -14,13 +14,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
 from miractl.plan.slots import SlotPlan
-from miractl.policy.eviction import HeatEviction
+from miractl.policy.registry import ways_for
 from miractl.policy.residency import Residency
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime import facts
 from miractl.runtime.arena import SlotArena
-from miractl.runtime.brain import heat_table, predictor_for
+from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
@@ -29,9 +29,12 @@ from miractl.runtime.hollow import attach
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.prefetch import Prefetcher
+from miractl.runtime.recording import Recording, recorder_for
 from miractl.runtime.runner import LayerRuns
+from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.transfer import TransferQueue
+from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 
 log = logging.getLogger(__name__)
@@ -52,6 +55,9 @@ class EngineOptions:
     profile: str = "default"
     device: str = "auto"
     dtype: str = "auto"
+    policy: str | None = None  # one of policy.registry.RUNNABLE; None: the default
+    warm_heat: Path | None = None  # what was learned: read at the start, written at the end
+    record_trace: Path | None = None  # a file for all routing
     expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
     slots: SlotPlan | None = None  # as planned; None: by `expert_memory`
     with_tokenizer: bool = True
@@ -69,6 +75,7 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None,
         source: ExpertSource,
         plan: SlotPlan,
+        recorder: Recorder | None = None,
         clock: "facts.Clock" = time.monotonic,
     ) -> None:
         self.options, self.outline, self.plan = options, outline, plan
@@ -77,15 +84,18 @@ class Engine:
         self.started, self._clock = clock(), clock
         self.arena = SlotArena(plan.slots, outline.shapes, model.dtype, model.device)
         layers, values = len(outline.layers), options.parameters
-        self.heat = heat_table(outline, values, clock)
-        policy = HeatEviction(self.heat, layers, outline.experts)
+        slots = sum(plan.ways) / layers
+        self.policy = options.policy or default_policy()
+        self.brain = brain_for(model, outline, options, slots, clock)
         mover = (
             CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MB)
             if model.device.type == "cuda"
             else DiskMover(source, self.arena)
         )
         self.cache = ExpertCache(
-            Residency(plan.slots, plan.ways, plan.staging_limit, policy),
+            Residency(
+                *(plan.slots, ways_for(self.policy, plan.ways), plan.staging_limit), self.brain
+            ),
             TransferQueue(mover, clock),
             ExpertCounts(layers, outline.experts),
             plan.expert_bytes,
@@ -95,7 +105,10 @@ class Engine:
         if plan.staging_limit:
             predictor = predictor_for(model, outline, values["prediction_mode"])
             self.prefetcher = Prefetcher(self.cache, predictor, values["prediction_confidence"])
-        runs = LayerRuns(self.cache, self.arena, self.prefetcher)
+        sequences = Sequences()
+        sequences.watch(model)
+        self.recording = None if recorder is None else Recording(recorder, layers, clock)
+        runs = LayerRuns(self.cache, self.arena, self.prefetcher, sequences, self.recording)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
 
@@ -107,13 +120,17 @@ class Engine:
         inspect_folder(options.model_path).refuse()
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         plan = slots_for(options, outline, device, dtype)
+        recorder = recorder_for(options, outline)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         model = checkpoint.load_others(dtype, device, **options.model_options)
         if device.type == "cpu":
             torch.set_num_threads(pick_threads(outline))
         give_back()
-        return cls(options, outline, model, tokenizer, checkpoint.source, plan)
+        return cls(
+            *(options, outline, model, tokenizer, checkpoint.source, plan),
+            recorder=recorder,
+        )
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -131,8 +148,13 @@ class Engine:
         return facts.expert_rows(self)
 
     def close(self) -> None:
-        """Stop the transfer threads and close the checkpoint's files."""
+        """Stop the threads, keep what was learned and recorded, close the checkpoint's files."""
         self.cache.transfers.close()
+        with self.cache.lock:  # a step that is still under way asks the brain under it
+            remember(self)
+            self.brain.close()
+        if self.recording is not None:
+            self.recording.close()
         self.source.close()
 
 

@@ -119,7 +119,7 @@ def expert_rows(engine: "Engine") -> list[ExpertRow]:
     """Every (layer, expert) by its real layer index."""
     cache, counts = engine.cache, engine.cache.counts
     with cache.lock:
-        heat = engine.heat.scores()
+        heat, activations = engine.brain.heat.scores(), engine.brain.activations
         resident = cache.residency.members(Role.RESIDENT)
         return [
             ExpertRow(
@@ -127,7 +127,7 @@ def expert_rows(engine: "Engine") -> list[ExpertRow]:
                 expert=expert,
                 heat=float(heat[layer, expert]),
                 resident=ExpertKey(layer, expert) in resident,
-                activations=int(counts.activations[layer, expert]),
+                activations=int(activations[layer, expert]),
                 hits=int(counts.hits[layer, expert]),
                 misses=int(counts.misses[layer, expert]),
                 prefetched=int(counts.prefetched[layer, expert]),

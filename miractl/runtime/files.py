@@ -4,7 +4,7 @@ What is read is owned: a file that is cut or replaced under a running server bec
 request that needs it, and cannot take the process with it.
 """
 
-import os
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import EllipsisType
@@ -14,47 +14,50 @@ import torch
 from miractl.checkpoint.encoding import StoredTensor
 from miractl.checkpoint.header import TensorRange
 from miractl.errors import MiractlError
+from miractl.probe.direct_file import DirectFile
 from miractl.runtime.decode import decode
+
+_log = logging.getLogger(__name__)
 
 
 class CheckpointFiles:
     """Open files of one checkpoint. Reads are thread-safe: each names its own position."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._descriptors: dict[Path, int] = {
-            path: os.open(path, os.O_RDONLY) for path in sorted(set(paths))
-        }
+        """Raises MiractlError for a file that cannot be opened."""
+        self._files: dict[Path, DirectFile] = {}
+        try:
+            for path in sorted(set(paths)):
+                self._files[path] = DirectFile(path)
+        except OSError as error:
+            self.close()
+            raise MiractlError(f"cannot open {path}: {error.strerror}") from error
+        if cached := [path for path, file in self._files.items() if not file.is_direct]:
+            _log.warning(
+                "the file system of %s has no direct reads: slower, and the page cache is emptied "
+                "behind each read",
+                cached[0].parent,
+            )
 
     def close(self) -> None:
         """Close the files."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+        while self._files:
+            self._files.popitem()[1].close()
 
     def read_into(self, buffer: torch.Tensor, source: TensorRange) -> None:
-        """Fill `buffer`, uint8 [source.nbytes]. Raises MiractlError that names the file."""
+        """Fill `buffer`, uint8 [source.nbytes]. Raises as `scatter`."""
         self.scatter([buffer], source.file, source.start)
 
     def scatter(self, buffers: Sequence[torch.Tensor], file: Path, start: int) -> None:
-        """Fill uint8 buffers, one after the other, from one stretch of a file: one system call.
+        """Fill uint8 buffers, one after the other, from one stretch of a file.
 
-        Raises MiractlError that names the file.
+        One system call, straight into them, where stretch and buffers lie in whole pages. Raises
+        MiractlError that names the file and the byte.
         """
-        views = [memoryview(b.numpy()) for b in buffers if b.numel()]  # type: ignore[arg-type]
-        try:
-            while views:
-                step = os.preadv(self._descriptors[file], views, start)
-                if step == 0:
-                    size, needs = os.fstat(self._descriptors[file]).st_size, sum(map(len, views))
-                    raise MiractlError(
-                        f"{file.name} now ends at byte {size:,}, a tensor needs {start + needs:,}"
-                    )
-                start += step
-                while views and step >= len(views[0]):
-                    step -= len(views.pop(0))
-                if step:
-                    views[0] = views[0][step:]
-        except OSError as error:
-            raise MiractlError(f"cannot read {file}: {error.strerror}") from error
+        self._files[file].read_into(
+            [memoryview(b.numpy()) for b in buffers],  # type: ignore[arg-type]
+            start,
+        )
 
     def load(self, tensor: StoredTensor) -> torch.Tensor:
         """The numbers of one tensor in memory of its own."""

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
+from miractl.config import DEFAULT_CONCURRENCY, LEAST_CONTEXT, MOST_CONCURRENCY
 from miractl.errors import UsageError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-DEFAULT_CONCURRENCY = 8
-MOST_CONCURRENCY = 4096  # requests beyond the memory for keys and values wait
-LEAST_CONTEXT, MOST_CONTEXT = 16, 10_000_000  # tokens
+MOST_CONTEXT = 10_000_000  # tokens
 # A token is four characters of usual text; the rest is for JSON's escapes and rare words.
 BODY_BYTES_PER_TOKEN = 32
 LEAST_BODY_BYTES, MOST_BODY_BYTES = 2**20, 64 * 2**20

@@ -28,7 +28,7 @@ from miractl.units import format_seconds
 Load = Callable[[], EngineLike]
 Note = Callable[[str], None]
 ABORT_SECONDS = 0.3  # for the last words to the open requests
-CLOSE_SECONDS = 1.0  # for the engine and its threads
+CLOSE_SECONDS = 3.0  # for the engine: its threads, what it has recorded and learned
 
 
 def bind(config: ServerConfig) -> socket.socket:

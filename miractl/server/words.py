@@ -57,6 +57,13 @@ def model_lines(snapshot: Snapshot, backend: str, context: int, concurrency: int
     ]
 
 
+def policy_line(policy: str, asked: str | None, missing: str | None) -> str:
+    """Who decides which experts stay; `missing` is why there is no library that learns."""
+    if asked is None and missing is not None:
+        return f"experts stay by policy {policy}, which does not learn: {missing}"
+    return f"experts stay by policy {policy}"
+
+
 def plan_notes(plan: Plan) -> list[str]:
     """What the plan has to say before loading: what is odd about the machine, and who waits."""
     cache, count = plan.needs.kv_cache(), plan.needs.request.concurrency

@@ -91,13 +91,14 @@ class ReferenceLearner:
         s = self.state
         if layer == 0:
             s.token += 1
-            s.starts[self._place(s.token)] = starts or s.token == 0
+            s.starts[self._place(s.token)] = starts or s.token == s.begin
         s.ids[self._place(s.token), layer] = ids
         self._tally(layer, ids, probabilities)
         self._describe(layer, ids)
         s.scores[layer] = self._score(s.token, layer)
-        if s.token >= s.window:
-            self._learn(s.token - s.window, layer)
+        if layer == s.layers - 1 and s.token - s.window >= s.begin:
+            for each in range(s.layers):
+                self._learn(s.token - s.window, each)
 
     def _place(self, token: int) -> int:
         return token % (self.state.window + 2)
@@ -138,7 +139,7 @@ class ReferenceLearner:
         total = F(0)
         for probability in probabilities:
             total += probability
-        gain = GATE_RATE * F(s.top) * probabilities / total if total > 0 else GATE_RATE
+        gain = GATE_RATE * F(s.top) * probabilities / total if 0 < total < math.inf else GATE_RATE
         s.gate[layer, ids] += gain
 
     def _expect(self, kind: int, layer: int, before: Ids) -> Floats:

@@ -4,7 +4,8 @@ import io
 from collections.abc import Sequence
 
 from miractl.errors import MiractlError
-from miractl.simulate.study import BEST, DEFAULT, POLICIES, Score
+from miractl.policy.registry import DEFAULT, POLICIES
+from miractl.simulate.study import BEST, Score
 
 
 def render_png(title: str, experts: int, scores: Sequence[Score]) -> bytes:

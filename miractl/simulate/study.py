@@ -11,61 +11,15 @@ import numpy.typing as npt
 
 from miractl.errors import UsageError
 from miractl.native.learner import Learner, LearnerState, discount_for, window_for
-from miractl.native.replay import Admission, Cache, Kind, Routing, Rule, replay
+from miractl.native.replay import Cache, Kind, Routing, Rule, replay
+from miractl.policy.registry import POLICIES, Policy
 from miractl.telemetry.trace import Trace
 
 SMALLEST_GAP = 0.001  # below this there is nothing to share out
 Rates = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A rule, and what it may do: `pooled`, layers share all slots; `bypass`, a miss may stay out.
-
-    `optimum` names the policy that sees the future and may do the same.
-    """
-
-    name: str
-    summary: str
-    kind: Kind
-    optimum: str
-    pooled: bool = False
-    bypass: bool = False
-
-
-POLICIES = {
-    policy.name: policy
-    for policy in (
-        Policy("lru", "least recently used goes", Kind.LRU, "belady"),
-        Policy("lfu", "least often used goes, 5 % forgotten a token", Kind.LFU, "belady"),
-        Policy("random", "anybody goes", Kind.RANDOM, "belady"),
-        Policy("heat", "coldest goes, a cold miss may stay out", Kind.HEAT, "belady-bypass"),
-        Policy("learned-layer", "learned, a miss always enters", Kind.LEARNED, "belady"),
-        Policy(
-            *("learned-bypass", "learned, a miss may stay out", Kind.LEARNED, "belady-bypass"),
-            bypass=True,
-        ),
-        Policy(
-            *("learned", "learned, one pool, a miss may stay out", Kind.LEARNED, "optimum"),
-            pooled=True,
-            bypass=True,
-        ),
-        Policy("lru-pool", "least recently used goes, one pool", Kind.LRU, "belady-pool", True),
-        Policy("belady", "knows the future", Kind.BELADY, "belady"),
-        Policy(
-            *("belady-bypass", "knows the future, a miss may stay out", Kind.BELADY),
-            optimum="belady-bypass",
-            bypass=True,
-        ),
-        Policy("belady-pool", "knows the future, one pool", Kind.BELADY, "belady-pool", True),
-        Policy(
-            *("optimum", "knows the future, one pool, a miss may stay out", Kind.BELADY, "optimum"),
-            pooled=True,
-            bypass=True,
-        ),
-    )
-}
-BASE, BEST, DEFAULT, CLASSIC = "lru", "optimum", "learned", "belady"
+BASE, BEST, CLASSIC = "lru", "optimum", "belady"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +62,14 @@ def slots_for(share: float, routing: Routing) -> int:
 
 def hits(policy: Policy, routing: Routing, slots: int, token_seconds: float) -> tuple[Rates, float]:
     """Hit rates of the layers, and how many experts a token came to stay."""
-    admission = Admission.WORTHIER if policy.bypass else Admission.ALWAYS
     learner = None
-    if policy.kind is Kind.HEAT:
-        admission = Admission.HOTTER
-    elif policy.kind is Kind.LEARNED:
+    if policy.kind is Kind.LEARNED:
         discount, window = discount_for(slots, routing.top), window_for(slots, routing.top)
         sizes = (routing.layers, routing.experts, routing.top)
         learner = Learner(LearnerState(*sizes, discount, window=window))
     ways = (slots * routing.layers,) if policy.pooled else (slots,) * routing.layers
     rule = Rule(policy.kind, token_seconds=token_seconds, learner=learner)
-    outcome = replay(routing, Cache(ways, policy.pooled, admission), rule)
+    outcome = replay(routing, Cache(ways, policy.pooled, policy.admission), rule)
     rates: Rates = outcome.hits.mean(axis=(0, 2))
     return rates, float(outcome.entered.sum()) / routing.tokens
 

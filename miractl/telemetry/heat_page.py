@@ -1,7 +1,8 @@
 """The heat map as one HTML page without scripts or external files, for light and dark screens.
 
-Two pictures of the same grid: heat fades within seconds of the last use, tokens are counted since
-the start. Radio buttons switch between them; a cell's own share sets its colour in CSS.
+Two pictures of the same grid: heat, which fades within seconds of the last use and is shown as a
+share of the hottest now, and tokens since the start. Radio buttons switch between them; a cell's
+own share sets its colour in CSS.
 """
 
 from html import escape
@@ -9,7 +10,7 @@ from html import escape
 from miractl.telemetry.experts import ExpertTable
 from miractl.telemetry.snapshot import ExpertRow
 
-_FADED = 0.05  # below this hottest score the grid of heat is blank, so tokens are shown first
+_FADED = 0.005  # a hottest score that prints as 0.00 is no scale, so tokens are shown first
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1c2024; --soft: #687076;
@@ -29,6 +30,7 @@ td, .key i { --share: var(--heat); position: relative; min-width: 14px; width: 2
   border-radius: 2px;
   background: color-mix(in oklab, var(--hot) calc(var(--share) * 100%), var(--cold)); }
 #tokens:checked ~ .grid td { --share: var(--part); }
+#heat:checked ~ .key .of-tokens, #tokens:checked ~ .key .of-heat { display: none; }
 td.resident { box-shadow: inset 0 -2px 0 var(--mark); }
 td.never, .key i.never {
   background: repeating-linear-gradient(135deg, var(--line) 0 2px, var(--page) 2px 5px); }
@@ -56,7 +58,9 @@ def render_page(table: ExpertTable, when: str) -> str:
     title = f"Expert heat of {escape(table.model)}"
     checked = ("", " checked") if hottest < _FADED else (" checked", "")
     header = "".join(f"<th>{e if e % 4 == 0 else ''}</th>" for e in range(experts))
-    body = "\n".join(_row(layer, cells, experts) for layer, cells in sorted(by_layer.items()))
+    body = "\n".join(
+        _row(layer, cells, experts, hottest) for layer, cells in sorted(by_layer.items())
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>
@@ -69,20 +73,22 @@ Tokens since the start</label>
 <div class="grid"><table><thead><tr><th>layer</th>{header}</tr></thead><tbody>
 {body}
 </tbody></table></div>
-<div class="key"><span><i class="ramp"></i>heat 0 to 1, or tokens from none to the most in its \
-layer</span><span><i class="resident"></i>resident now</span>\
+<div class="key"><span><i class="ramp"></i>\
+<span class="of-heat">heat 0 to {hottest:.2f}, the hottest now (1 is the most there can be)</span>\
+<span class="of-tokens">tokens from none to the most in its layer</span></span>\
+<span><i class="resident"></i>resident now</span>\
 <span><i class="never"></i>never used</span></div>
 </body></html>
 """
 
 
-def _row(layer: int, cells: dict[int, ExpertRow], experts: int) -> str:
+def _row(layer: int, cells: dict[int, ExpertRow], experts: int, hottest: float) -> str:
     most = max((row.activations for row in cells.values()), default=0)
-    filled = "".join(_cell(cells.get(expert), most, experts) for expert in range(experts))
+    filled = "".join(_cell(cells.get(expert), most, experts, hottest) for expert in range(experts))
     return f"<tr><th>{layer}</th>{filled}</tr>"
 
 
-def _cell(row: ExpertRow | None, most: int, experts: int) -> str:
+def _cell(row: ExpertRow | None, most: int, experts: int, hottest: float) -> str:
     """A cell; its tooltip opens to the left in the right half of the grid."""
     if row is None:
         return "<td></td>"
@@ -95,8 +101,9 @@ def _cell(row: ExpertRow | None, most: int, experts: int) -> str:
     rate = f", {row.hits / asked:.0%} of {asked} lookups hit" if asked else ""
     where = f"layer {row.layer}, expert {row.expert}"
     tip = f"{where}: heat {row.heat:.2f}, {row.activations} tokens{rate}"
+    heat = row.heat / hottest if hottest else 0.0
     part = row.activations / most if most else 0.0
     return (
-        f'<td class="{" ".join(classes)}" style="--heat:{row.heat:.3f};--part:{part:.3f}" '
+        f'<td class="{" ".join(classes)}" style="--heat:{heat:.3f};--part:{part:.3f}" '
         f'data-tip="{tip}"></td>'
     )

@@ -1,8 +1,11 @@
 """A recorded routing trace: which experts each token chose in each MoE layer, token after token.
 
 The file is an .npz with `topk_ids` [tokens, MoE layers, k] and, where known, `topk_probs` (or
-`topk_weights`) of the same shape, `seq_lens` (tokens of each text), and `meta`, a JSON object with
-`model`, `experts` and `layer_indices`.
+`topk_weights`) of the same shape, `seq_lens` (tokens of each text) and `first_pos` (position of the
+first of them), `steps` [tokens] (the step that computed a token: tokens of a prompt together,
+requests beside each other; they count from 0 and rise within a text), `gate_seconds`
+[steps, MoE layers] (when a layer's routing was known), and `meta`, a JSON object with `model`,
+`experts` and `layer_indices`. `miractl.telemetry.recorder` writes them.
 """
 
 import json
@@ -19,6 +22,7 @@ from miractl.errors import UsageError
 
 Ids = npt.NDArray[np.int64]  # [tokens, layers, k]
 Floats = npt.NDArray[np.float32]
+Steps = npt.NDArray[np.int64]  # [tokens]
 EXPERT_NAMES = ("experts", "n_experts", "n_routed_experts", "num_experts")
 LAYER_NAMES = ("layer_indices", "moe_layer_indices", "layers")
 
@@ -28,7 +32,8 @@ class Trace:
     """Routing of consecutive tokens, ids [tokens, layers, k]; None is what the file does not say.
 
     `probabilities` have the shape of `ids`; `lengths` are the tokens of each text, in order, and
-    sum to the tokens.
+    sum to the tokens; `first_positions` belong to them. `steps` [tokens], `gate_seconds`
+    [steps, layers].
     """
 
     name: str
@@ -38,12 +43,15 @@ class Trace:
     model: str | None = None
     experts: int | None = None
     layer_indices: tuple[int, ...] | None = None
+    first_positions: tuple[int, ...] | None = None
+    steps: Steps | None = None
+    gate_seconds: npt.NDArray[np.float64] | None = None
 
 
 def read_trace(path: Path) -> Trace:
     """Read and check a trace. Raises UsageError for a file that is none."""
     try:
-        with np.load(path) as data:
+        with path.open("rb") as file, np.load(file) as data:
             arrays = {name: data[name] for name in data.files if name in _ARRAYS}
         ids = arrays["topk_ids"]
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
@@ -59,18 +67,26 @@ def read_trace(path: Path) -> Trace:
     indices = next((meta[name] for name in LAYER_NAMES if isinstance(meta.get(name), list)), None)
     if indices is not None and len(indices) != ids.shape[1]:
         raise UsageError(f"trace {path}: {len(indices)} layer indices for {ids.shape[1]} layers")
+    lengths = _lengths(path, len(ids), arrays.get("seq_lens"))
+    steps = _steps(path, lengths or (len(ids),), arrays.get("steps"))
     return Trace(
         path.name,
         ids.astype(np.int64),
         _probabilities(path, ids, arrays.get("topk_probs", arrays.get("topk_weights"))),
-        _lengths(path, len(ids), arrays.get("seq_lens")),
+        lengths,
         str(meta["model"]) if meta.get("model") else None,
         experts,
         None if indices is None else tuple(int(index) for index in indices),
+        _positions(path, lengths, arrays.get("first_pos")),
+        steps,
+        _seconds(path, steps, ids.shape[1], arrays.get("gate_seconds")),
     )
 
 
-_ARRAYS = ("topk_ids", "topk_probs", "topk_weights", "seq_lens", "meta")
+_ARRAYS = (
+    *("topk_ids", "topk_probs", "topk_weights", "seq_lens", "first_pos", "steps", "gate_seconds"),
+    "meta",
+)
 
 
 def _meta(path: Path, stored: npt.NDArray[Any] | None) -> Mapping[str, Any]:
@@ -119,3 +135,42 @@ def _lengths(path: Path, tokens: int, stored: npt.NDArray[Any] | None) -> tuple[
     if min(lengths, default=0) < 0 or sum(lengths) != tokens:
         raise UsageError(f"trace {path}: seq_lens sum to {sum(lengths)}, topk_ids has {tokens}")
     return lengths
+
+
+def _positions(
+    path: Path, lengths: tuple[int, ...] | None, stored: npt.NDArray[Any] | None
+) -> tuple[int, ...] | None:
+    if stored is None or lengths is None:
+        return None
+    if stored.shape != (len(lengths),) or stored.dtype.kind not in "iu":
+        raise UsageError(f"trace {path}: first_pos is {stored.dtype}{list(stored.shape)}")
+    return tuple(int(position) for position in stored)
+
+
+def _steps(path: Path, lengths: tuple[int, ...], stored: npt.NDArray[Any] | None) -> Steps | None:
+    if stored is None:
+        return None
+    if stored.shape != (sum(lengths),) or stored.dtype.kind not in "iu" or int(stored.min()) < 0:
+        raise UsageError(
+            f"trace {path}: steps is {stored.dtype}{list(stored.shape)}, expected whole numbers"
+            f" from 0, [{sum(lengths)}]"
+        )
+    steps: Steps = stored.astype(np.int64)
+    inside = np.ones(len(steps), bool)
+    inside[np.cumsum((0, *lengths))[:-1] % len(steps)] = False  # the first of each text
+    if (np.diff(steps, prepend=0) < 0)[inside].any():
+        raise UsageError(f"trace {path}: steps fall within a text")
+    return steps
+
+
+def _seconds(
+    path: Path, steps: Steps | None, layers: int, stored: npt.NDArray[Any] | None
+) -> npt.NDArray[np.float64] | None:
+    if stored is None or steps is None:
+        return None
+    least = [int(steps.max()) + 1, layers]
+    if stored.dtype.kind != "f" or stored.ndim != 2 or stored.shape[1] != layers:
+        raise UsageError(f"trace {path}: gate_seconds is {stored.dtype}{list(stored.shape)}")
+    if len(stored) < least[0]:
+        raise UsageError(f"trace {path}: {least[0]} steps, gate_seconds of {len(stored)}")
+    return stored.astype(np.float64)

@@ -85,6 +85,19 @@ MACHINES: dict[str, HardwareSnapshot] = {
     "a10-cpu-torch": machine(
         driver(A10), card(4, 4, 16, 16), software=replace(SOFTWARE, torch=CPU_TORCH)
     ),
+    "a10-other-builds": machine(
+        driver(A10),
+        card(4, 4, 16, 16),
+        software=replace(
+            SOFTWARE,
+            packages={
+                **SOFTWARE.packages,
+                "torchvision": "0.23.0",
+                "flash-attn": "2.8.3+cu12torch2.8cxx11abiTRUE",
+            },
+            torch_builds={"torchvision": "2.8.0"},
+        ),
+    ),
     "a10-hot": machine(
         driver(replace(A10, clock_events=("gpu_idle", "hw_slowdown", "hw_thermal"))),
         card(4, 4, 16, 16),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from machine_parts import CPU, SOFTWARE, card, driver, link, machine
+from machine_parts import CPU, CPU_TORCH, SOFTWARE, card, driver, link, machine
 from machines import A10, MACHINES
 
 from miractl.doctor.check import Check, Finding, Option, Remedy, Status, Subject, examine, ok
@@ -204,6 +204,46 @@ def test_clock_of_the_processor(changes: dict[str, object], verdict: str) -> Non
 def test_binding(changes: dict[str, object], verdict: str) -> None:
     examined = machine(None, software=replace(SOFTWARE, **changes))  # type: ignore[arg-type]
     assert find("py.nvml-binding", examined).status == verdict
+
+
+@pytest.mark.parametrize(
+    ("packages", "builds", "verdict", "said"),
+    [
+        ({}, {}, "skip", "none is installed of torchvision"),
+        ({"torchvision": "0.28.0"}, {"torchvision": "2.13.0"}, "ok", "built for torch 2.13.0"),
+        ({"torchvision": "0.28.0+cu130"}, {"torchvision": "2.13.0"}, "ok", "torchvision"),
+        ({"torchvision": "0.28.0+cu126"}, {"torchvision": "2.13.0"}, "warn", "with CUDA 12.6"),
+        ({"torchvision": "0.28.0+cpu"}, {"torchvision": "2.13.0"}, "warn", "with no CUDA"),
+        (
+            {"torchaudio": "2.8.0"},
+            {"torchaudio": "2.8.0"},
+            "warn",
+            "for torch 2.8.0; torch is 2.13",
+        ),
+        ({"flash-attn": "2.8.3"}, {}, "unknown", "flash-attn: not said for which torch"),
+        ({"flash-attn": "2.8.3+cu13torch2.13cxx11abiTRUE"}, {}, "ok", "flash-attn"),
+        ({"flash-attn": "2.8.3+cu12torch2.13cxx11abiTRUE"}, {}, "warn", "with CUDA 12"),
+        ({"flash-attn": "2.8.3+cu13torch2.1cxx11abiTRUE"}, {}, "warn", "for torch 2.1;"),
+    ],
+)
+def test_builds_for_another_torch(
+    packages: dict[str, str], builds: dict[str, str], verdict: str, said: str
+) -> None:
+    changed = replace(SOFTWARE, packages=SOFTWARE.packages | packages, torch_builds=builds)
+    found = find("py.extensions", machine(None, software=changed))
+    assert found.status == verdict
+    assert said in found.text
+
+
+def test_a_cpu_build_of_torch_wants_extensions_without_cuda() -> None:
+    def verdict(version: str) -> str:
+        packages = SOFTWARE.packages | {"torchvision": version}
+        builds = {"torchvision": "2.13.0"}
+        changes = {"packages": packages, "torch_builds": builds, "torch": CPU_TORCH}
+        examined = machine(None, software=replace(SOFTWARE, **changes))  # type: ignore[arg-type]
+        return str(find("py.extensions", examined).status)
+
+    assert (verdict("0.28.0+cpu"), verdict("0.28.0+cu130")) == ("ok", "warn")
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,27 @@ def test_kv_memory_bounds_the_cache(machine: Callable[[str], None], miractl: Mir
     assert usual[1] < more[1] < 8
 
 
+def test_the_demo_model_is_planned_as_serve_runs_it(
+    machine: Callable[[str], None], miractl: Miractl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("no-gpu")
+
+    def slots(*options: str) -> tuple[int, int]:
+        facts = json.loads(miractl("plan", "--json", *options).stdout)
+        return facts["slots"]["slots"], facts["request"]["concurrency"]
+
+    assert slots() == (76, 8)
+    assert "its experts get 40% of their size" in miractl("plan").stderr
+    monkeypatch.setenv("MIRACTL_MAX_CONCURRENCY", "3")
+    monkeypatch.setenv("MIRACTL_EXPERT_MEMORY", "100%")
+    assert slots() == (192, 3)
+    assert slots("--expert-memory", "50%", "--concurrency", "2") == (96, 2)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--kv-memory", "1"), "kv memory (option): '1' needs a unit"),
         (("--gpu-memory", "24"), "--gpu-memory: '24' needs a unit"),
         (("--link", "25GB"), "--link: '25GB' needs a unit; write it like 15.8GB/s"),
         (("--context", "40000"), "the model ends at 32,768"),

@@ -8,50 +8,109 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from miractl.policy.eviction import HeatEviction, LeastRecentlyUsed
+from miractl.native.replay import Admission
+from miractl.policy.eviction import (
+    Anybody,
+    Brain,
+    EvictionPolicy,
+    HeatEviction,
+    LeastOftenUsed,
+    LeastRecentlyUsed,
+    Static,
+)
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency, Role
+from miractl.policy.routing import Routed, Segment
 
 LAYERS, EXPERTS = 3, 4
 KEYS = st.builds(ExpertKey, st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1))
 
 
-def use(policy: LeastRecentlyUsed | HeatEviction, layer: int, *experts: int) -> None:
-    policy.record(layer, np.bincount(experts, minlength=EXPERTS), len(experts))
+def routed(layer: int, *experts: int) -> Routed:
+    """A step of one token that uses these experts."""
+    ids = np.array([experts], np.int64)
+    return Routed(layer, ids, np.ones(ids.shape, np.float32), (Segment(0, 0, 1, 0),), 0)
+
+
+def brain(policy: EvictionPolicy, heat: HeatTable | None = None) -> Brain:
+    layers, experts = policy.worth.shape
+    return Brain(policy, heat or HeatTable(layers, experts, 1, clock=lambda: 0.0))
 
 
 def keys(layer: int, *experts: int) -> list[ExpertKey]:
     return [ExpertKey(layer, expert) for expert in experts]
 
 
+def heat_eviction() -> Brain:
+    heat = HeatTable(LAYERS, EXPERTS, 1, clock=lambda: 0.0, threshold=0.15)
+    return Brain(HeatEviction(heat, LAYERS, EXPERTS), heat)
+
+
+POLICIES = {
+    "lru": lambda: brain(LeastRecentlyUsed(LAYERS, EXPERTS)),
+    "lfu": lambda: brain(LeastOftenUsed(LAYERS, EXPERTS)),
+    "random": lambda: brain(Anybody(LAYERS, EXPERTS)),
+    "heat": heat_eviction,
+    "static": lambda: brain(Static(np.arange(12.0).reshape(LAYERS, EXPERTS) % 5)),
+    "worthier": lambda: worthier(LAYERS),
+}
+
+
+def worthier(layers: int) -> Brain:
+    """Recency by which newcomers compete with everybody, also with whom the step needs."""
+    policy = LeastRecentlyUsed(layers, EXPERTS)
+    policy.admission = Admission.WORTHIER
+    return brain(policy)
+
+
 class ResidencyMachine(RuleBasedStateMachine):
     """Any sequence of demands, bets, adoptions and releases."""
 
     @initialize(
-        ways=st.lists(st.integers(1, 4), min_size=1, max_size=LAYERS),
+        ways=st.lists(st.integers(0, 4), min_size=1, max_size=LAYERS),
         reserve=st.integers(1, 4),
         staging=st.integers(0, 3),
+        policy=st.sampled_from(sorted(POLICIES)),
     )
-    def start(self, ways: Sequence[int], reserve: int, staging: int) -> None:
+    def start(self, ways: Sequence[int], reserve: int, staging: int, policy: str) -> None:
         staging = min(staging, reserve - 1)
-        policy = LeastRecentlyUsed(LAYERS, EXPERTS)
-        self.table = Residency(sum(ways) + reserve, ways, staging, policy)
+        self.table = Residency(sum(ways) + reserve, ways, staging, POLICIES[policy]())
         self.reserve = reserve
 
-    @rule(layer=st.integers(0, LAYERS - 1), experts=st.sets(st.integers(0, EXPERTS - 1)))
-    def step(self, layer: int, experts: set[int]) -> None:
+    @rule(
+        layer=st.integers(0, LAYERS - 1),
+        experts=st.sets(st.integers(0, EXPERTS - 1), min_size=1),
+        most=st.integers(1, 4),
+    )
+    def step(self, layer: int, experts: set[int], most: int) -> None:
+        """Until all are served; `most` is how many that wait a wave asks for at a time."""
+        table = self.table
+        table.record(routed(layer, *experts))
         needed = set(keys(layer, *experts))
-        use(self.table.policy, layer, *experts)
-        for key in needed:
-            if self.table.has(key, Role.STAGED):
-                self.table.adopt(key, needed)
-            elif self.table.slot(key) is None:
-                place = self.table.demand(key, needed)
-                assert place is None or place.evicted not in needed
-        for key in needed:
-            if self.table.has(key, Role.TRANSIT):
-                self.table.release(key)
+        while needed:
+            for key in table.members(Role.STAGED):  # as bets give way to demands
+                if key not in needed:
+                    table.release(key)
+            served = {key: table.slot(key) for key in needed if table.has(key, Role.RESIDENT)}
+            for key in sorted(needed - served.keys()):
+                place = (
+                    table.adopt(key, needed)
+                    if table.has(key, Role.STAGED)
+                    else table.demand(key, needed)
+                )
+                if place is not None:
+                    served[key] = place.slot
+                    assert place.evicted is None or table.slot(place.evicted) != place.slot
+                if len(served) >= most:
+                    break
+            assert served
+            # Whoever is served keeps its slot until the wave ends, evicted or not.
+            assert all(table.slot(key) == slot for key, slot in served.items())
+            self.holds()
+            for key in table.members(Role.TRANSIT):
+                table.release(key)
+            needed -= served.keys()
 
     @rule(key=KEYS)
     def bet(self, key: ExpertKey) -> None:
@@ -76,6 +135,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert all(slot is not None and 0 <= slot < table.slots for slot in slots)
         assert len(members[Role.STAGED]) <= table.staging_limit
         assert len(members[Role.STAGED]) + len(members[Role.TRANSIT]) <= self.reserve
+        for layer in range(LAYERS):
+            own = [k for k in members[Role.RESIDENT] if k.layer == layer]
+            worth = [float(table.policy.worth[key]) for key in own]
+            assert table._least[layer] == min(worth, default=np.inf)
         for index, ways in enumerate(table.ways):
             own = [k for k in members[Role.RESIDENT] if k.layer % len(table.ways) == index]
             assert len(own) <= ways
@@ -87,26 +150,25 @@ ResidencyMachine.TestCase.settings = settings(
 TestResidencyMachine = ResidencyMachine.TestCase
 
 
-def full_set(policy: LeastRecentlyUsed | HeatEviction) -> Residency:
+def full_set(policy: Brain) -> Residency:
     """One layer's set of two ways, holding experts 0 and 1; one slot of reserve."""
     table = Residency(3, [2], 0, policy)
     for key in keys(0, 0, 1):
-        use(policy, 0, key.expert)
+        table.record(routed(0, key.expert))
         assert table.demand(key, {key}) is not None
     return table
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    policy = LeastRecentlyUsed(1, EXPERTS)
-    table = full_set(policy)
-    use(policy, 0, 0)
+    table = full_set(brain(LeastRecentlyUsed(1, EXPERTS)))
+    table.record(routed(0, 0))
     place = table.demand(ExpertKey(0, 2), {ExpertKey(0, 2)})
     assert place is not None
     assert place.evicted == ExpertKey(0, 1)
 
 
 def test_what_the_step_needs_is_not_evicted_and_the_newcomer_passes_through() -> None:
-    table = full_set(LeastRecentlyUsed(1, EXPERTS))
+    table = full_set(brain(LeastRecentlyUsed(1, EXPERTS)))
     needed = set(keys(0, 0, 1, 2))
     place = table.demand(ExpertKey(0, 2), needed)
     assert place is not None
@@ -114,16 +176,16 @@ def test_what_the_step_needs_is_not_evicted_and_the_newcomer_passes_through() ->
     assert table.demand(ExpertKey(0, 3), {*needed, ExpertKey(0, 3)}) is None  # next wave
 
 
-def heat_policy(threshold: float) -> HeatEviction:
+def heat_policy(threshold: float) -> Brain:
     heat = HeatTable(1, EXPERTS, 1, clock=lambda: 0.0, threshold=threshold)
-    return HeatEviction(heat, 1, EXPERTS)
+    return Brain(HeatEviction(heat, 1, EXPERTS), heat)
 
 
 def test_residents_below_the_threshold_go_first() -> None:
     """Expert 0 is hot and used longest ago: recency would evict it, heat keeps it."""
     policy = heat_policy(threshold=0.25)
     for _ in range(4):
-        use(policy, 0, 0)
+        policy.record(routed(0, 0))
     table = full_set(policy)
     place = table.demand(ExpertKey(0, 2), {ExpertKey(0, 2)})
     assert place is not None
@@ -133,10 +195,10 @@ def test_residents_below_the_threshold_go_first() -> None:
 def test_a_cold_newcomer_displaces_nobody_who_is_hot() -> None:
     policy = heat_policy(threshold=0.25)
     for _ in range(4):
-        use(policy, 0, 0)
-        use(policy, 0, 1)
+        policy.record(routed(0, 0))
+        policy.record(routed(0, 1))
     table = full_set(policy)
-    use(policy, 0, 2)
+    table.record(routed(0, 2))
     place = table.demand(ExpertKey(0, 2), {ExpertKey(0, 2)})
     assert place is not None
     assert (place.role, place.evicted) == (Role.TRANSIT, None)
@@ -145,15 +207,15 @@ def test_a_cold_newcomer_displaces_nobody_who_is_hot() -> None:
 def test_a_hot_newcomer_displaces_the_least_recent_of_the_hot() -> None:
     policy = heat_policy(threshold=0.05)
     table = full_set(policy)
-    use(policy, 0, 0)
-    use(policy, 0, 2)
+    table.record(routed(0, 0))
+    table.record(routed(0, 2))
     place = table.demand(ExpertKey(0, 2), {ExpertKey(0, 2)})
     assert place is not None
     assert (place.role, place.evicted) == (Role.RESIDENT, ExpertKey(0, 1))
 
 
 def test_an_adopted_bet_keeps_its_slot() -> None:
-    table = Residency(5, [2], 2, LeastRecentlyUsed(1, EXPERTS))
+    table = Residency(5, [2], 2, brain(LeastRecentlyUsed(1, EXPERTS)))
     staged = table.stage(ExpertKey(0, 3))
     assert staged is not None
     place = table.adopt(ExpertKey(0, 3), {ExpertKey(0, 3)})
@@ -161,7 +223,45 @@ def test_an_adopted_bet_keeps_its_slot() -> None:
     assert table.members(Role.STAGED) == frozenset()
 
 
+def test_in_a_pool_the_least_worthy_of_all_layers_goes() -> None:
+    table = Residency(4, [3], 0, brain(LeastRecentlyUsed(LAYERS, EXPERTS)))
+    for layer in (1, 0, 2):
+        table.record(routed(layer, 0))
+        assert table.demand(ExpertKey(layer, 0), set(keys(layer, 0))) is not None
+    table.record(routed(2, 1))
+    place = table.demand(ExpertKey(2, 1), set(keys(2, 1)))
+    assert place is not None
+    assert place.evicted == ExpertKey(1, 0)
+
+
+def test_who_is_worth_less_and_needed_gives_up_its_place_but_not_its_slot() -> None:
+    table = Residency(3, [1], 0, worthier(1))
+    table.record(routed(0, 0))
+    first = table.demand(ExpertKey(0, 0), set(keys(0, 0)))
+    table.record(routed(0, 0, 1))
+    needed = set(keys(0, 0, 1))
+    place = table.demand(ExpertKey(0, 1), needed)
+    assert first is not None
+    assert place is not None
+    assert (place.role, place.evicted) == (Role.RESIDENT, ExpertKey(0, 0))
+    assert place.slot != first.slot == table.slot(ExpertKey(0, 0))
+    assert table.members(Role.TRANSIT) == {ExpertKey(0, 0)}
+
+
+def test_a_static_worth_lets_others_pass_through() -> None:
+    table = Residency(3, [1], 0, brain(Static(np.array([[3.0, 2.0, 1.0, 0.0]]))))
+    roles = []
+    for expert in (1, 2, 0, 3):
+        table.record(routed(0, expert))
+        place = table.demand(ExpertKey(0, expert), set(keys(0, expert)))
+        assert place is not None
+        roles.append(place.role)
+        for key in table.members(Role.TRANSIT):
+            table.release(key)
+    assert roles == [Role.RESIDENT, Role.TRANSIT, Role.RESIDENT, Role.TRANSIT]
+
+
 @pytest.mark.parametrize(("slots", "ways", "staging"), [(2, [3], 0), (4, [3], 1), (5, [3], -1)])
 def test_impossible_divisions_are_refused(slots: int, ways: list[int], staging: int) -> None:
     with pytest.raises(ValueError, match="but expected"):
-        Residency(slots, ways, staging, LeastRecentlyUsed(1, EXPERTS))
+        Residency(slots, ways, staging, brain(LeastRecentlyUsed(1, EXPERTS)))

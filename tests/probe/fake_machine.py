@@ -50,6 +50,7 @@ def fake_machine(
         "affinity": lambda: {0, 1},
         "disk": lambda path: (1000, 400),
         "version": lambda package: None,
+        "requires": lambda package: [],
         "module_file": lambda module: None,
         "nvml": FakeNvml({}),
     }

@@ -101,3 +101,19 @@ def test_storage_of_a_path_that_is_not_there_yet() -> None:
     found = storage.probe(fake_machine(files), "/data/models/new/one")
     assert (found.path, found.mount, found.filesystem) == ("/data/models", "/data", "nfs4")
     assert (found.total, found.free) == (1000, 400)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "version"),
+    [
+        ("torch==2.8.0", "2.8.0"),
+        ("torch (==2.8.0)", "2.8.0"),
+        ("torch==2.8.0+cu126 ; platform_system != 'Darwin'", "2.8.0+cu126"),
+        ("torch>=2.4", None),
+        ("torchmetrics==1.0", None),
+    ],
+)
+def test_what_torch_a_package_was_built_for(requirement: str, version: str | None) -> None:
+    asked = {"torchvision": ["numpy", requirement]}
+    examined = fake_machine(requires=lambda name: asked.get(name, []))
+    assert software.probe(examined).torch_builds.get("torchvision") == version

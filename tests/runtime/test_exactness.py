@@ -1,11 +1,13 @@
 """Outputs equal the stock model's, whatever the cache does."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from miractl.policy.residency import Role
+from miractl.runtime.runner import LayerRuns
 from tests.runtime.models import FAMILIES, load, make_model, weight_map
 
 PROMPT = torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30, 2, 77, 12, 50]])
@@ -88,10 +90,18 @@ def test_long_steps_are_split_and_stay_exact(
 ) -> None:
     stock = make_model(tmp_path, "Mixtral")
     monkeypatch.setattr("miractl.runtime.runner.PART_BYTES", 5 * 2 * 32 * 4)  # 5 tokens
+    sizes, step = [], LayerRuns._step
+
+    def counted(self: LayerRuns, layer: int, module: Any, x: torch.Tensor, *rest: Any) -> Any:
+        sizes.append(len(x))
+        return step(self, layer, module, x, *rest)
+
+    monkeypatch.setattr(LayerRuns, "_step", counted)
     engine = load(tmp_path, 6)
     try:
         difference = (engine.model(PROMPT).logits - stock(PROMPT).logits).abs().max()
-        assert engine.snapshot().work.steps == 3
+        assert engine.snapshot().work.steps == 1
     finally:
         engine.close()
     assert difference <= 1e-5
+    assert sizes == [5, 5, 2] * 3

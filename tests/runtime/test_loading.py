@@ -1,6 +1,7 @@
 """What cannot be loaded is refused in one line, before anything large is read."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,17 +101,21 @@ def test_a_file_cut_while_serving_fails_the_request_and_the_next_one_works(tmp_p
     prompt = torch.tensor([[5, 17, 80, 3]])
     engine = load(tmp_path, 6, prefetch=False)
     shards = sorted(tmp_path.glob("*.safetensors"))
-    whole = {path: path.read_bytes() for path in shards}
+    whole = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in shards}
     try:
         for path in shards:
             with path.open("r+b") as file:
                 file.truncate(64)
         with pytest.raises(
-            MiractlError, match=r"model-\d+-of-\d+\.safetensors now ends at byte 64, a tensor"
+            MiractlError, match=r"model-\d+-of-\d+\.safetensors now ends at byte 64, a read from"
         ):
             engine.model(prompt)
-        for path, content in whole.items():
+        for path, (content, _) in whole.items():
             path.write_bytes(content)
+        with pytest.raises(MiractlError, match="was written to since it was opened"):
+            engine.model(prompt)
+        for path, (_, changed) in whole.items():
+            os.utime(path, ns=(changed, changed))
         assert (engine.model(prompt).logits - stock(prompt).logits).abs().max() <= 1e-5
         cache = engine.snapshot().cache
         assert cache.resident_bytes <= cache.budget_bytes

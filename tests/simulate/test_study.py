@@ -5,7 +5,8 @@ import pytest
 
 from miractl.errors import UsageError
 from miractl.native.replay import Routing
-from miractl.simulate.study import POLICIES, compare, routing_of, slots_for, verdict
+from miractl.policy.registry import POLICIES
+from miractl.simulate.study import compare, routing_of, slots_for, verdict
 from miractl.telemetry.trace import Trace
 from tests.simulate.conftest import random_routing
 

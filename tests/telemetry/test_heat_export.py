@@ -78,12 +78,14 @@ def test_page_has_a_cell_an_expert_and_loads_nothing() -> None:
     assert "@import" not in text
     assert page.cells[1] == {
         "class": "",
-        "style": "--heat:0.125;--part:0.333",
+        "style": "--heat:0.167;--part:0.333",
         "data-tip": "layer 0, expert 1: heat 0.12, 10 tokens, 40% of 10 lookups hit",
     }
+    assert str(page.cells[0]["style"]).startswith("--heat:1.000;")
     assert page.cells[0]["class"] == "resident"
     assert page.cells[2]["class"] == "never right"
     assert "4 of 8 never used" in text
+    assert "heat 0 to 0.75, the hottest now" in text
 
 
 def test_page_escapes_the_models_name() -> None:

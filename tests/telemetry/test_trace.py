@@ -33,6 +33,19 @@ def test_everything_a_trace_can_say(tmp_path: Path) -> None:
     assert trace.probabilities.dtype == np.float32
     assert (trace.name, trace.model, trace.experts) == ("t.npz", "m/n", 8)
     assert (trace.lengths, trace.layer_indices) == ((2, 1), (1, 3))
+    assert trace.first_positions == (7, 9)
+    assert (trace.steps, trace.gate_seconds) == (None, None)
+
+
+def test_when_tokens_were_computed(tmp_path: Path) -> None:
+    seconds = np.array([[0.5, 0.75], [1.0, 1.25]])
+    path = write(
+        *(tmp_path,), seq_lens=np.array([2, 1]), steps=np.array([0, 1, 1]), gate_seconds=seconds
+    )
+    trace = read_trace(path)
+    assert trace.steps is not None
+    assert trace.steps.tolist() == [0, 1, 1]
+    np.testing.assert_array_equal(trace.gate_seconds, seconds)
 
 
 def test_ids_alone_will_do(tmp_path: Path) -> None:
@@ -56,6 +69,12 @@ def test_ids_alone_will_do(tmp_path: Path) -> None:
         ({"topk_weights": -np.ones(IDS.shape)}, "not all finite and from 0"),
         ({"seq_lens": np.array([1, 1])}, "seq_lens sum to 2, topk_ids has 3"),
         ({"seq_lens": np.array([[3]])}, r"seq_lens is int64\[1, 1\]"),
+        ({"seq_lens": np.array([3]), "first_pos": np.array([1, 2])}, r"first_pos is int64\[2\]"),
+        ({"steps": np.array([0, 1])}, r"steps is int64\[2\], expected whole numbers from 0, \[3\]"),
+        ({"steps": np.array([-1, 0, 1])}, "from 0"),
+        ({"steps": np.array([1, 0, 2])}, "steps fall within a text"),
+        ({"steps": np.arange(3), "gate_seconds": np.ones((2, 2))}, "3 steps, gate_seconds of 2"),
+        ({"steps": np.arange(3), "gate_seconds": np.ones((3, 1))}, "gate_seconds is float64"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:

@@ -32,31 +32,57 @@ enum { MIRA_FEATURES = 9, MIRA_CONTEXTS = 8 };
 
 /* A learner of how soon each expert is used again; learner.c says how. All memory is the caller's:
  * zeros, but for what miractl/native/learner.py fills. `lanes` is experts rounded up to 8, and rows
- * are that long. "Sums" belong to AdaGrad. */
+ * are that long. "Sums" belong to AdaGrad. Learners of several streams may share what is marked so:
+ * then one call at a time. */
 typedef struct {
     int32_t layers, experts, lanes, top;
     int32_t window; /* tokens until a score is judged */
     float discount; /* an expert used d tokens later counts discount^(d - 1) */
     float weight_rate, table_rate;
-    int64_t token;                /* of the stream, counts from 0; -1 before the first */
-    float *weights, *weight_sums; /* [FEATURES] */
-    float *bias, *bias_sums;      /* [layers][lanes] */
-    float *table, *table_sums;    /* [layers][CONTEXTS][experts][lanes] */
-    float *counts;                /* [3][layers][experts][lanes]: what followed whom (lane) */
-    float *totals, *trails;       /* [3][layers][lanes] */
+    int64_t begin;                /* first token of the stream; older averages may be given to it */
+    int64_t token;                /* the last one; begin - 1 before the first */
+    float *weights, *weight_sums; /* shared: [FEATURES] */
+    float *bias, *bias_sums;      /* shared: [layers][lanes] */
+    float *table, *table_sums;    /* shared: [layers][CONTEXTS][experts][lanes] */
+    float *counts;                /* shared: [3][layers][experts][lanes]: followed whom (lane) */
+    float *totals;                /* shared: [3][layers][lanes] */
+    float *trails;                /* [3][layers][lanes] */
     float *averages;              /* [layers][FEATURES - 5][lanes] */
     float *gate;                  /* [layers][lanes] */
     float *features;              /* [window + 2][layers][FEATURES][lanes]: of the last tokens */
     uint16_t *ids;                /* [window + 2][layers][top], as is */
     uint8_t *starts;              /* [window + 2] */
     float *scores;                /* [layers][lanes]: log-odds of a use soon */
-    float *scratch;               /* [2][lanes] */
+    float *scratch;               /* [2][lanes], shared */
 } mira_learner;
 
-/* One token's routing of one layer, layers in order: learn from it and from the token `window`
- * before, and set scores[layer]. `starts`: the token begins a text. */
+/* One token's routing of one layer, layers in order: set scores[layer]; after the last layer learn
+ * from the token `window` before. `starts`: the token begins a text. */
 MIRA_API void mira_learn(mira_learner *learner, int32_t layer, int32_t starts, const uint16_t *ids,
                          const float *probabilities);
+
+/* The first half of it, for one token of each of several learners that share their tables: ids and
+ * probabilities[count, top]. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_rate(mira_learner *const *learners, int32_t count, int32_t layer,
+                       const uint8_t *starts, const uint16_t *ids, const float *probabilities);
+
+/* What is left to learn: the second half of mira_learn for the last token, or a whole text. */
+typedef struct {
+    mira_learner *learner;
+    const mira_routing *text; /* NULL: none */
+} mira_lesson;
+
+typedef struct mira_tutor mira_tutor;
+
+/* A thread that learns while the caller computes. NULL: no memory, or no thread to be had. It does
+ * not survive a fork. */
+MIRA_API mira_tutor *mira_tutor_new(void);
+MIRA_API void mira_tutor_free(mira_tutor *tutor);
+
+/* Let the thread give lessons, in order, after those before; returns at once. Until `wait` returns
+ * the lessons have to live and no learner may be touched. */
+MIRA_API void mira_teach(mira_tutor *tutor, const mira_lesson *lessons, int32_t count);
+MIRA_API void mira_tutor_wait(mira_tutor *tutor);
 
 enum { MIRA_LRU, MIRA_LFU, MIRA_RANDOM, MIRA_BELADY, MIRA_HEAT, MIRA_LEARNED };
 

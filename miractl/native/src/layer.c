@@ -1,17 +1,19 @@
 /* The experts of one layer on their tokens.
  *
- * Pairs (token, k) are grouped by expert, in the order of experts and then of pairs. Two rounds of
- * tasks follow: hidden values of some rows of one expert, for all its tokens, straight to codes;
- * then outputs of some rows. Each number is computed by one task in a fixed order, so how many
- * threads there are cannot be seen in a result.
+ * Pairs (token, k) are grouped by expert, in the order of experts and then of pairs. Tasks follow:
+ * first those of hidden values, some rows of one expert for all its tokens, straight to codes; then
+ * those of outputs. Outputs of an expert wait for its hidden values alone, so threads need not meet
+ * in between. Each number is computed by one task in a fixed order, so how many threads there are
+ * cannot be seen in a result.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "pool.h"
 #include "product.h"
 
 #define HIDDEN_ROWS 256 /* of one task; a multiple of every group */
-#define OUTPUT_ROWS 512
+#define OUTPUT_ROWS 256 /* small: threads end a call apart by up to one task */
 
 typedef struct {
     const mira_expert *e;
@@ -31,6 +33,7 @@ typedef struct {
     token_store hidden; /* [pairs] */
     token *token_of;    /* [pairs] */
     float *scratch;     /* [workers][most][2 * HIDDEN_ROWS] */
+    atomic_int *hidden_done; /* [actives]: finished tasks of hidden values */
 } layer_job;
 
 static int pieces(int rows, int size)
@@ -90,10 +93,14 @@ static const float *biases(const layer_job *job, const uint8_t *block)
                            + mira_matrix_bytes(&job->down));
 }
 
-/* Some hidden values of one expert, for all its tokens. */
-static void hidden_task(void *argument, int task, int worker)
+static int hidden_tasks(const layer_job *job)
 {
-    const layer_job *job = argument;
+    return job->actives * pieces(job->e->inner, HIDDEN_ROWS);
+}
+
+/* Some hidden values of one expert, for all its tokens. */
+static void hidden_task(const layer_job *job, int task, int worker)
+{
     const mira_expert *e = job->e;
     int per_expert = pieces(e->inner, HIDDEN_ROWS);
     int32_t id = job->active[task / per_expert];
@@ -115,13 +122,12 @@ static void hidden_task(void *argument, int task, int worker)
                                last - first);
         store_token(&job->hidden, begin + t, first, last - first, gate);
     }
+    atomic_fetch_add(&job->hidden_done[task / per_expert], 1);
 }
 
 /* Some outputs of one expert, for all its tokens. */
-static void output_task(void *argument, int task, int worker)
+static void output_task(const layer_job *job, int task)
 {
-    (void)worker;
-    const layer_job *job = argument;
     int hidden = job->e->hidden, per_expert = pieces(hidden, OUTPUT_ROWS);
     int32_t id = job->active[task / per_expert];
     int first = task % per_expert * OUTPUT_ROWS, last = smaller_of(first + OUTPUT_ROWS, hidden);
@@ -133,6 +139,25 @@ static void output_task(void *argument, int task, int worker)
     for (int t = 0; bias && t < tokens; t++)
         for (int n = first; n < last; n++)
             sink_row(&to, t)[n - first] += bias[job->gate_up.rows + n];
+}
+
+static void expert_task(void *argument, int task, int worker)
+{
+    const layer_job *job = argument;
+    int hidden = hidden_tasks(job);
+    if (task < hidden)
+        hidden_task(job, task, worker);
+    else
+        output_task(job, task - hidden);
+}
+
+/* Whether the hidden values are there that the task reads. */
+static int is_ready(void *argument, int task)
+{
+    const layer_job *job = argument;
+    int outputs = task - hidden_tasks(job), per_expert = pieces(job->e->hidden, OUTPUT_ROWS);
+    return outputs < 0 || atomic_load(&job->hidden_done[outputs / per_expert])
+                              == pieces(job->e->inner, HIDDEN_ROWS);
 }
 
 /* y = sum of weight * part, in the order of k. */
@@ -166,6 +191,7 @@ static void take_room(layer_job *job, workspace *ws, int workers)
     job->hidden = take_token_store(ws, &job->down, job->pairs);
     job->token_of = take(ws, job->pairs * sizeof *job->token_of);
     job->scratch = take(ws, (size_t)workers * job->most * 2 * HIDDEN_ROWS * sizeof(float));
+    job->hidden_done = take(ws, job->actives * sizeof *job->hidden_done);
 }
 
 /* The second half of the call, once the pairs are counted. */
@@ -180,8 +206,10 @@ static int run_pairs(mira_pool *pool, layer_job *job)
     for (int32_t t = 0; t < job->tokens; t++)
         store_token(&job->in, t, 0, job->e->hidden, job->x + (size_t)t * job->e->hidden);
     group_pairs(job);
-    pool_run(pool, hidden_task, job, job->actives * pieces(job->e->inner, HIDDEN_ROWS));
-    pool_run(pool, output_task, job, job->actives * pieces(job->e->hidden, OUTPUT_ROWS));
+    for (int32_t i = 0; i < job->actives; i++)
+        atomic_init(&job->hidden_done[i], 0);
+    int outputs = job->actives * pieces(job->e->hidden, OUTPUT_ROWS);
+    pool_run(pool, expert_task, is_ready, job, hidden_tasks(job) + outputs);
     free(ws.base);
     return MIRA_OK;
 }
@@ -203,7 +231,7 @@ int mira_layer(mira_pool *pool, const mira_expert *expert, const uint8_t *const 
     if (status == MIRA_OK && job.pairs)
         status = run_pairs(pool, &job);
     if (status == MIRA_OK && y)
-        pool_run(pool, sum_task, &job, tokens);
+        pool_run(pool, sum_task, NULL, &job, tokens);
     free(tables.base);
     return status;
 }

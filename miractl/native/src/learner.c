@@ -8,8 +8,10 @@
  * Every sum runs in the order that miractl/simulate/learning.py has, rounded to float32: the two
  * agree to the last bit.
  */
+#include "learner.h"
 #include "vectors.h"
 
+#include <math.h>
 #include <string.h>
 
 #define AVERAGES (MIRA_FEATURES - 5)
@@ -111,7 +113,7 @@ static void average(mira_learner *m, int32_t layer, const uint16_t *ids, const f
     for (int32_t e = 0; e < m->lanes; e++)
         gate[e] *= 1 - GATE_RATE;
     for (int32_t i = 0; i < m->top; i++)
-        gate[ids[i]] += sum > 0 ? GATE_RATE * m->top * probabilities[i] / sum : GATE_RATE;
+        gate[ids[i]] += sum > 0 && sum < INFINITY ? GATE_RATE * m->top * probabilities[i] / sum : GATE_RATE;
 }
 
 static void tally(mira_learner *m, int32_t layer, const uint16_t *ids, const float *probabilities)
@@ -130,12 +132,16 @@ static void expect(const mira_learner *m, int32_t kind, int32_t layer, const uin
                    float *x)
 {
     const float *totals = totals_of(m, kind, layer);
+    float *shares = m->scratch; /* [top] */
+    for (int32_t i = 0; i < m->top; i++)
+        shares[i] = 1.0f / m->top / totals[from[i]];
     memset(x, 0, m->lanes * sizeof *x);
-    for (int32_t i = 0; i < m->top; i++) {
-        const float *column = counts_of(m, kind, layer, 0) + from[i];
-        float share = 1.0f / m->top / totals[from[i]];
-        for (int32_t e = 0; e < m->experts; e++)
-            x[e] += share * column[(size_t)e * m->lanes];
+    for (int32_t e = 0; e < m->experts; e++) { /* by rows, as they lie in memory */
+        const float *row = counts_of(m, kind, layer, e);
+        float sum = 0;
+        for (int32_t i = 0; i < m->top; i++)
+            sum += shares[i] * row[from[i]];
+        x[e] = sum;
     }
 }
 
@@ -210,17 +216,43 @@ static void learn(mira_learner *m, int64_t token, int32_t layer)
     }
 }
 
-void mira_learn(mira_learner *m, int32_t layer, int32_t starts, const uint16_t *ids,
-                const float *probabilities)
+static void rate(mira_learner *m, int32_t layer, int32_t starts, const uint16_t *ids,
+                 const float *probabilities)
 {
     if (layer == 0) {
         m->token++;
-        m->starts[place(m, m->token)] = starts || m->token == 0;
+        m->starts[place(m, m->token)] = starts || m->token == m->begin;
     }
     memcpy(ids_at(m, m->token, layer), ids, m->top * sizeof *ids);
     tally(m, layer, ids, probabilities);
     describe(m, layer, ids);
     score(m, m->token, layer, m->scores + (size_t)layer * m->lanes);
-    if (m->token >= m->window)
-        learn(m, m->token - m->window, layer);
+}
+
+int mira_rate(mira_learner *const *learners, int32_t count, int32_t layer, const uint8_t *starts,
+              const uint16_t *ids, const float *probabilities)
+{
+    for (int32_t i = 0; i < count * learners[0]->top; i++)
+        if (ids[i] >= learners[0]->experts)
+            return MIRA_BAD_EXPERT;
+    for (int32_t i = 0; i < count; i++) {
+        size_t at = (size_t)i * learners[i]->top;
+        rate(learners[i], layer, starts[i], ids + at, probabilities + at);
+    }
+    return MIRA_OK;
+}
+
+void learner_update(mira_learner *m)
+{
+    if (m->token - m->window >= m->begin)
+        for (int32_t layer = 0; layer < m->layers; layer++)
+            learn(m, m->token - m->window, layer);
+}
+
+void mira_learn(mira_learner *m, int32_t layer, int32_t starts, const uint16_t *ids,
+                const float *probabilities)
+{
+    rate(m, layer, starts, ids, probabilities);
+    if (layer == m->layers - 1)
+        learner_update(m);
 }

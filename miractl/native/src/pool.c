@@ -12,10 +12,12 @@ struct mira_pool {
     pthread_mutex_t caller; /* held during a whole call */
     pthread_mutex_t lock;   /* guards what follows */
     pthread_cond_t wake;    /* helpers: there are tasks, or it is time to stop */
-    pthread_cond_t done;    /* the caller: the last task is done */
+    pthread_cond_t done;    /* who waits for tasks: another one is done */
     pool_task *run;
+    pool_ready *ready;
     void *job;
     int next, count, finished;
+    int waiting; /* workers that wait for `done` */
     int numbered; /* helpers that have taken their number */
     int stop;
 };
@@ -25,16 +27,28 @@ int pool_threads(const mira_pool *pool)
     return pool ? pool->helpers + 1 : 1;
 }
 
+static void wait_for_task(mira_pool *pool)
+{
+    pool->waiting++;
+    pthread_cond_wait(&pool->done, &pool->lock);
+    pool->waiting--;
+}
+
 /* Take and run tasks until none is left. Called and left with the lock held. */
 static void work(mira_pool *pool, int worker)
 {
     while (pool->next < pool->count) {
+        if (pool->ready && !pool->ready(pool->job, pool->next)) {
+            wait_for_task(pool);
+            continue;
+        }
         int task = pool->next++;
         pthread_mutex_unlock(&pool->lock);
         pool->run(pool->job, task, worker);
         pthread_mutex_lock(&pool->lock);
-        if (++pool->finished == pool->count)
-            pthread_cond_signal(&pool->done);
+        pool->finished++;
+        if (pool->waiting)
+            pthread_cond_broadcast(&pool->done);
     }
 }
 
@@ -52,7 +66,7 @@ static void *helper(void *argument)
     return NULL;
 }
 
-void pool_run(mira_pool *pool, pool_task *run, void *job, int count)
+void pool_run(mira_pool *pool, pool_task *run, pool_ready *ready, void *job, int count)
 {
     if (!pool || count == 1) {
         for (int task = 0; task < count; task++)
@@ -62,13 +76,14 @@ void pool_run(mira_pool *pool, pool_task *run, void *job, int count)
     pthread_mutex_lock(&pool->caller);
     pthread_mutex_lock(&pool->lock);
     pool->run = run;
+    pool->ready = ready;
     pool->job = job;
     pool->next = pool->finished = 0;
     pool->count = count;
     pthread_cond_broadcast(&pool->wake);
     work(pool, 0);
     while (pool->finished < count)
-        pthread_cond_wait(&pool->done, &pool->lock);
+        wait_for_task(pool);
     pool->next = pool->count = 0;
     pthread_mutex_unlock(&pool->lock);
     pthread_mutex_unlock(&pool->caller);

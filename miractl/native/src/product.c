@@ -99,7 +99,7 @@ int mira_multiply(mira_pool *pool, const mira_matrix *matrix, const uint8_t *blo
     multiply_job job = {matrix, block, take_token_store(&ws, matrix, tokens), tokens, y};
     for (int32_t t = 0; t < tokens; t++)
         store_token(&job.x, t, 0, matrix->columns, x + (size_t)t * matrix->columns);
-    pool_run(pool, multiply_task, &job, (matrix->rows + TASK_ROWS - 1) / TASK_ROWS);
+    pool_run(pool, multiply_task, NULL, &job, (matrix->rows + TASK_ROWS - 1) / TASK_ROWS);
     free(ws.base);
     return MIRA_OK;
 }

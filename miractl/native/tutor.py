@@ -1,0 +1,93 @@
+"""Learning on a thread of its own, in C, beside whatever the caller computes."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from miractl.native.learner import Learner
+from miractl.native.library import library
+from miractl.native.replay import Routing, check_learner, routing_struct
+
+
+class _Lesson(ctypes.Structure):
+    _fields_ = [("learner", ctypes.c_void_p), ("text", ctypes.c_void_p)]
+
+
+class Course:
+    """Learners of streams that take their steps together, sharing their tables."""
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        count, state = len(learners), learners[0].state
+        self.learners, self._experts = tuple(learners), state.experts
+        self._addresses = (ctypes.c_void_p * count)(*(one.address for one in learners))
+        self._starts = np.zeros(count, np.uint8)
+        self._ids = np.zeros((count, state.top), np.uint16)
+        self._probabilities = np.zeros((count, state.top), np.float32)
+        self._learners = ctypes.addressof(self._addresses), count
+        arrays = (self._starts, self._ids, self._probabilities)
+        self._told = tuple(array.ctypes.data for array in arrays)
+        self._rate = library().mira_rate
+
+    def rate(
+        self,
+        layer: int,
+        ids: NDArray[Any],
+        probabilities: NDArray[Any],
+        starts: Sequence[bool] | None = None,
+    ) -> None:
+        """One layer of one more token of each: ids and probabilities [streams, k].
+
+        `starts`, at layer 0, says which tokens begin a text. What the tokens teach is left to a
+        lesson. Raises ValueError for experts that do not exist.
+        """
+        np.copyto(self._ids, ids, casting="unsafe")
+        np.copyto(self._probabilities, probabilities, casting="unsafe")
+        if layer == 0:
+            self._starts[:] = False if starts is None else starts
+        if self._rate(*self._learners, layer, *self._told):
+            raise ValueError(f"Got ids {ids.tolist()} of {self._experts} experts")
+
+
+class Tutor:
+    """The thread. Nothing of a learner that it teaches may be touched before `wait`."""
+
+    def __init__(self) -> None:
+        """Raises MiractlError without the library, MemoryError if there is no thread to be had."""
+        self._library = library()
+        self._tutor = self._library.mira_tutor_new()
+        if not self._tutor:
+            raise MemoryError("no thread to learn on")
+        self._taught: Any = None  # what the thread looks at
+
+    def teach(self, learners: Sequence[Learner], texts: Sequence[tuple[Learner, Routing]]) -> None:
+        """Learn from the last token of `learners`, then from whole texts; returns at once.
+
+        Nothing is learned after `close`. Raises ValueError for a text of another model.
+        """
+        if self._tutor is None:
+            return
+        for learner, text in texts:
+            check_learner(text, learner)
+        structs = [routing_struct(text) for _, text in texts]
+        wanted: list[tuple[int, int | None]] = [(one.address, None) for one in learners]
+        wanted += [
+            (one.address, ctypes.addressof(s)) for (one, _), s in zip(texts, structs, strict=True)
+        ]
+        lessons = (_Lesson * len(wanted))(*(_Lesson(*lesson) for lesson in wanted))
+        self._library.mira_teach(self._tutor, ctypes.addressof(lessons), len(lessons))
+        self._taught = lessons, structs, learners, texts
+
+    def wait(self) -> None:
+        """Return when the lessons are over."""
+        if self._taught is not None:
+            self._library.mira_tutor_wait(self._tutor)
+            self._taught = None
+
+    def close(self) -> None:
+        """End the thread after its lessons."""
+        if self._tutor:
+            self._library.mira_tutor_free(self._tutor)
+            self._tutor = None

@@ -1,0 +1,142 @@
+"""What a brain keeps from one run to the next: heat, uses, and what a learner has learned.
+
+One .npz file a model: `version`, `model` (a JSON object, equal for equal models), `heat` and
+`activations` [MoE layers, experts], and the learner's tables under their names. Or, to be read
+only, a CSV file as `miractl heat export` writes it.
+"""
+
+import csv
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from miractl.errors import MiractlError, UsageError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Of which model something is remembered."""
+
+    family: str
+    layers: tuple[int, ...]  # the model's own indices of its MoE layers
+    experts: int
+    top_k: int
+    digest: str  # of its configuration and its routers
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return {
+            "family": self.family,
+            "layers": list(self.layers),
+            "experts": self.experts,
+            "top_k": self.top_k,
+            "digest": self.digest,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.family} of {len(self.layers)} x {self.experts} experts, {self.top_k} a token,"
+            f" {self.digest}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Heat and tokens of each expert, [layers, experts], and tables by name."""
+
+    heat: npt.NDArray[np.float64]
+    activations: npt.NDArray[np.int64]
+    tables: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+
+
+def writable(path: Path) -> bool:
+    """Whether what is remembered goes back into this file."""
+    return path.suffix.lower() != ".csv"
+
+
+def read_memory(path: Path, identity: Identity) -> Memory | None:
+    """What the file remembers of the model; None if it is not there yet and can be written.
+
+    Raises UsageError for a file of another model or none of ours: it would be overwritten.
+    """
+    if not writable(path):
+        return _from_csv(path, identity)
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file) as data:
+            arrays = {name: data[name] for name in data.files}
+        version, model = int(arrays.pop("version")), json.loads(str(arrays.pop("model")))
+        heat, activations = arrays.pop("heat"), arrays.pop("activations")
+    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or "damaged, or not written by miractl"
+        raise _refusal(path, reason) from None
+    if version != VERSION:
+        raise _refusal(path, f"version {version}, this miractl reads {VERSION}")
+    if model != identity.to_json():
+        raise _refusal(path, f"belongs to another model than this ({identity})")
+    shape = len(identity.layers), identity.experts
+    if heat.shape != shape or activations.shape != shape or not _finite(heat, arrays):
+        raise _refusal(path, "damaged")
+    return Memory(heat.astype(np.float64), activations.astype(np.int64), arrays)
+
+
+def write_memory(path: Path, identity: Identity, memory: Memory) -> None:
+    """Write the file whole or not at all. Raises MiractlError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    arrays: dict[str, Any] = {
+        **memory.tables,
+        "version": np.array(VERSION),
+        "model": np.array(json.dumps(identity.to_json())),
+        "heat": memory.heat,
+        "activations": memory.activations,
+    }
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)
+        os.replace(partial, path)
+    except OSError as error:
+        raise MiractlError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _refusal(path: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"warm heat {path}: {reason}", hint="name another file, or move this one away"
+    )
+
+
+def _finite(heat: npt.NDArray[Any], tables: Mapping[str, npt.NDArray[Any]]) -> bool:
+    return all(
+        array.dtype.kind == "f" and bool(np.isfinite(array).all())
+        for array in (heat, *tables.values())
+    )
+
+
+def _from_csv(path: Path, identity: Identity) -> Memory:
+    shape = len(identity.layers), identity.experts
+    heat, activations = np.zeros(shape), np.zeros(shape, np.int64)
+    index = {layer: at for at, layer in enumerate(identity.layers)}
+    try:
+        with path.open(newline="") as file:
+            rows: Sequence[dict[str, str]] = list(csv.DictReader(file))
+        for row in rows:
+            at = index[int(row["layer"])], int(row["expert"])
+            heat[at], activations[at] = float(row["heat"]), int(row["activations"])
+    except OSError as error:
+        raise UsageError(f"warm heat {path}: {error.strerror}") from None
+    except (KeyError, ValueError, IndexError, TypeError):
+        raise _refusal(path, "no heat export of this model") from None
+    if len(rows) != heat.size or not np.isfinite(heat).all():
+        raise _refusal(path, f"{len(rows)} experts, this model has {heat.size}")
+    return Memory(heat, activations)

@@ -1,0 +1,157 @@
+"""A recording driven through the runtime's own objects: the slot table and the policies.
+
+Steps are taken as they were recorded: the tokens of a prompt together, requests that were answered
+at the same time beside each other. Nothing is prefetched. Other than the replays in C this counts
+an expert once a step, however many tokens ask for it, as the runtime does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from miractl.errors import UsageError
+from miractl.native.replay import Routing
+from miractl.policy.eviction import Brain
+from miractl.policy.heat import HeatTable
+from miractl.policy.keys import ExpertKey
+from miractl.policy.registry import make_policy, ways_for
+from miractl.policy.residency import Residency, Role
+from miractl.policy.routing import Routed, Segment
+from miractl.simulate.study import routing_of
+from miractl.telemetry.trace import Trace
+
+RESERVE = 5  # slots, as with the default of four staged experts
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """How many slots there are, as `miractl.plan.slots` divides them."""
+
+    slots: int
+    ways: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """What came of it, [layers] each: experts asked for, those there, those that stayed."""
+
+    lookups: Counts
+    hits: Counts
+    entered: Counts
+    steps: int
+    tokens: int
+
+    @property
+    def misses(self) -> int:
+        """Experts brought in."""
+        return int(self.lookups.sum() - self.hits.sum())
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the lookups that were there."""
+        return float(self.hits.sum() / self.lookups.sum())
+
+
+def equal_slots(count: int, layers: int) -> Slots:
+    """`count` residents a layer, and a reserve for those that pass through."""
+    return Slots(count * layers + RESERVE, (count,) * layers)
+
+
+class Clock:
+    """Time of the recording, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now
+
+
+def steps_of(trace: Trace, routing: Routing) -> Iterator[tuple[list[float] | None, list[Routed]]]:
+    """Each step's layers, and when each was known if the trace says so.
+
+    Raises UsageError for a trace that does not say which tokens were computed together.
+    """
+    if trace.steps is None:
+        raise UsageError(
+            f"trace {trace.name} does not say which tokens were computed together",
+            hint="miractl serve --record-trace FILE records it",
+        )
+    lengths = trace.lengths or (len(trace.ids),)
+    starts = np.cumsum((0, *lengths))[:-1]
+    sequence = np.repeat(np.arange(len(lengths)), lengths)
+    first = trace.first_positions or (0,) * len(lengths)
+    position = np.arange(len(trace.ids)) - (starts - np.array(first))[sequence]
+    order = np.argsort(trace.steps, kind="stable")
+    edges = np.flatnonzero(np.diff(trace.steps[order])) + 1
+    ids, scores = trace.ids, routing.probabilities
+    for number, tokens in enumerate(np.split(order, edges)):
+        segments = tuple(_segments(sequence[tokens], position[tokens]))
+        step = int(trace.steps[tokens[0]])
+        seconds = None if trace.gate_seconds is None else trace.gate_seconds[step].tolist()
+        yield (
+            seconds,
+            [
+                Routed(layer, ids[tokens, layer], scores[tokens, layer], segments, number)
+                for layer in range(routing.layers)
+            ],
+        )
+
+
+def _segments(sequence: Counts, position: Counts) -> Iterator[Segment]:
+    edges = np.flatnonzero(np.diff(sequence) | (np.diff(position) != 1)) + 1
+    bounds = [0, *edges.tolist(), len(sequence)]
+    for start, stop in pairwise(bounds):
+        yield Segment(int(sequence[start]), start, stop, int(position[start]))
+
+
+def drive(trace: Trace, policy: str, given: Slots, token_seconds: float, **heat: float) -> Drive:
+    """Replay by one policy of `miractl.policy.registry.ONLINE`, from a cold cache.
+
+    The heat's clock runs with the recording, or `token_seconds` a step where that has no times.
+    """
+    routing, clock = routing_of(trace), Clock()
+    table = HeatTable(routing.layers, routing.experts, routing.top, clock=clock, **heat)
+    slots = sum(given.ways) / routing.layers
+    brain = Brain(make_policy(policy, routing.top, slots, table), table)
+    residency = Residency(given.slots, ways_for(policy, given.ways), 0, brain)
+    lookups, hits, entered = (np.zeros(routing.layers, np.int64) for _ in range(3))
+    steps = 0
+    try:
+        for seconds, layers in steps_of(trace, routing):
+            known = [steps * token_seconds] * len(layers) if seconds is None else seconds
+            steps += 1
+            for routed, clock.now in zip(layers, known, strict=True):
+                residency.record(routed)
+                found = _serve(residency, routed)
+                lookups[routed.layer] += found[0]
+                hits[routed.layer] += found[1]
+                entered[routed.layer] += found[2]
+    finally:
+        brain.close()
+    return Drive(lookups, hits, entered, steps, routing.tokens)
+
+
+def _serve(residency: Residency, routed: Routed) -> tuple[int, int, int]:
+    """Look the experts of a layer up and bring in what is absent, in waves: see ExpertCache."""
+    needed = {ExpertKey(routed.layer, expert) for expert in np.unique(routed.ids).tolist()}
+    asked = len(needed)
+    absent = [key for key in sorted(needed) if not residency.has(key, Role.RESIDENT)]
+    hits, entered = asked - len(absent), 0
+    while absent:
+        waiting = []
+        for key in absent:
+            place = residency.demand(key, needed)
+            if place is None:
+                waiting.append(key)
+            else:
+                entered += place.role is Role.RESIDENT
+        for key in residency.members(Role.TRANSIT):
+            residency.release(key)
+        absent, needed = waiting, set(waiting)
+    return asked, hits, entered

@@ -1,0 +1,132 @@
+"""Writes a routing trace while it happens: what `miractl.telemetry.trace` reads.
+
+Tokens come step by step and are stored text by text, so they are spooled to a file without a name
+beside the target and sorted when the recording ends. Memory is bounded by 24 bytes a token; the
+file, which is written whole or not at all, by `MOST_BYTES`.
+"""
+
+import json
+import os
+import tempfile
+import zipfile
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from miractl.errors import MiractlError
+
+MOST_BYTES = 2**30
+CHUNK = 4096  # tokens written at a time
+
+
+class Recorder:
+    """One recording. Not thread-safe. Errors of the disk are OSErrors."""
+
+    def __init__(self, path: Path, layers: int, experts: int, top: int, meta: Mapping[str, Any]):
+        """Raises MiractlError if nothing can be written there."""
+        self.path, self.full = path, False
+        self._shape, self._meta = (layers, top), {**meta, "experts": experts}
+        self._dtype = np.dtype(np.uint8 if experts <= 256 else np.uint16)
+        self._record = layers * top * (self._dtype.itemsize + 2)
+        self._sequences, self._steps, self._positions = array("q"), array("q"), array("q")
+        self._count = 0
+        try:
+            self._tokens, self._seconds = _spool(path.parent), _spool(path.parent)
+        except OSError as error:
+            raise MiractlError(f"cannot record to {path}: {error.strerror}") from None
+
+    def add(
+        self,
+        sequences: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        ids: npt.NDArray[Any],
+        probabilities: npt.NDArray[Any],
+        seconds: npt.NDArray[np.float64],
+    ) -> None:
+        """One step: sequences and positions [tokens], ids and probabilities [tokens, layers, k].
+
+        `seconds` [layers] is when each layer's routing was known. `full` says that this and all
+        that comes is left out.
+        """
+        size = (len(self._sequences) + len(ids)) * self._record + (self._count + 1) * seconds.nbytes
+        self.full = self.full or size > MOST_BYTES
+        if self.full:
+            return
+        flat = ids.astype(self._dtype).reshape(len(ids), -1).view(np.uint8)
+        gates = probabilities.astype(np.float16).reshape(len(ids), -1).view(np.uint8)
+        self._tokens.write(np.hstack([flat, gates]).tobytes())
+        self._seconds.write(seconds.astype(np.float64).tobytes())
+        self._sequences.extend(sequences.tolist())
+        self._positions.extend(positions.tolist())
+        self._steps.extend([self._count] * len(ids))
+        self._count += 1
+
+    def finish(self) -> int:
+        """Write the trace and end; the number of tokens. None, and there is no file.
+
+        Raises MiractlError if it cannot be written.
+        """
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            if self._sequences:
+                with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as file:
+                    self._write(file)
+                os.replace(partial, self.path)
+        except OSError as error:
+            raise MiractlError(f"cannot record to {self.path}: {error.strerror}") from None
+        finally:
+            partial.unlink(missing_ok=True)
+            self._tokens.close()
+            self._seconds.close()
+        return len(self._sequences)
+
+    def _write(self, file: zipfile.ZipFile) -> None:
+        sequences = np.array(self._sequences)
+        order = np.argsort(sequences, kind="stable")
+        first = np.flatnonzero(np.diff(sequences[order], prepend=-1))
+        small = {
+            "seq_lens": np.diff(np.append(first, len(order))),
+            "first_pos": np.array(self._positions)[order[first]],
+            "steps": np.array(self._steps)[order],
+            "meta": np.array(json.dumps(self._meta)),
+        }
+        for name, values in small.items():
+            with _member(file, name, values.dtype, values.shape) as member:
+                member.write(values.tobytes())
+        self._tokens.flush()
+        spool = np.memmap(self._tokens, np.uint8, "r", shape=(len(order), self._record))
+        middle = self._record - 2 * self._shape[0] * self._shape[1]
+        shape = (len(order), *self._shape)
+        for name, dtype, part in (
+            ("topk_ids", self._dtype, slice(0, middle)),
+            ("topk_probs", np.dtype(np.float16), slice(middle, None)),
+        ):
+            with _member(file, name, dtype, shape) as member:
+                for at in range(0, len(order), CHUNK):
+                    member.write(spool[order[at : at + CHUNK], part].tobytes())
+        self._seconds.seek(0)
+        with _member(
+            file, "gate_seconds", np.dtype(np.float64), (self._count, self._shape[0])
+        ) as member:
+            for data in iter(lambda: self._seconds.read(2**20), b""):
+                member.write(data)
+
+
+def _spool(folder: Path) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=folder)
+
+
+@contextmanager
+def _member(
+    file: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> Iterator[IO[bytes]]:
+    """An array of an .npz file, to be filled in order."""
+    with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(member, {**header, "shape": shape})
+        yield member
