@@ -32,6 +32,7 @@ COMMANDS = {
     "status": "Say how the running server is doing.",
     "top": "Watch the running server live.",
     "heat": "Export how hot each expert of the running server is.",
+    "explain": "Say where the time of the last tokens went.",
     "verify": "Prove that outputs equal those of the stock model.",
     "bench": "Measure speed, link, disk, and what packing loses.",
     "profiles": "List the profiles and show what they set, and why.",

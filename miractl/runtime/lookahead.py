@@ -19,6 +19,12 @@ from miractl.policy.routing import Routed
 Router = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 
+def router_of(block: torch.nn.Module) -> torch.nn.Module | None:
+    """The module beside an experts module that looks like its router."""
+    children = block.children()
+    return next((c for c in children if re.search("Router|Gate", type(c).__name__)), None)
+
+
 def find_router(block: torch.nn.Module, sample: torch.Tensor) -> Router | None:
     """The router beside an experts module, as a function of hidden states [T, H]; None if unknown.
 
@@ -26,10 +32,7 @@ def find_router(block: torch.nn.Module, sample: torch.Tensor) -> Router | None:
     (afmoe, minimax_m2: the load-balancing bias), some want [1, T, H]. Each is tried on `sample`
     [T, H]: a router that is called in another way must not be found out while serving.
     """
-    router = next(
-        (child for child in block.children() if re.search("Router|Gate", type(child).__name__)),
-        None,
-    )
+    router = router_of(block)
     if router is None:
         return None
     extra = list(inspect.signature(type(router).forward).parameters)[2:]

@@ -58,6 +58,7 @@ class Application:
                 self._route("/v1/models/{id:path}", self._model),
                 self._route("/v1/status", self._status),
                 self._route("/v1/experts", self._experts),
+                self._route("/v1/timeline", self._timeline),
                 self._route("/v1/completions", self._complete, "POST"),
                 self._route("/v1/chat/completions", self._chat, "POST"),
             ],
@@ -109,6 +110,12 @@ class Application:
         table = ExpertTable(snapshot.timestamp, snapshot.model.id, tuple(rows))
         return JSONResponse(table.to_json())
 
+    async def _timeline(self, request: Request) -> Response:
+        engine, _ = self.service.ready()
+        last = _count(request.query_params.get("last", "64"))
+        timeline = await self.service.look(lambda: engine.timeline(last))
+        return JSONResponse(timeline.to_json())
+
     async def _complete(self, request: Request) -> Response:
         body = parse(CompletionRequest, await self._body(request))
         work = self._ready_endpoints().complete(body)
@@ -151,6 +158,13 @@ class Application:
                 headers={"Connection": "close"},
             )
         return bytes(body)
+
+
+def _count(text: str) -> int:
+    """The `last` of a query. Raises ApiError."""
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) <= 9 and int(text)):
+        raise ApiError(400, f"last={shorten(text)} is not a number of steps", param="last")
+    return int(text)
 
 
 def _guarded(handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:

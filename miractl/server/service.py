@@ -18,6 +18,7 @@ from miractl.server.config import ServerConfig
 from miractl.server.errors import ApiError, shutting_down, still_loading
 from miractl.server.job import Backend, Job, Sampling
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
+from miractl.telemetry.timeline import Timeline
 
 Phase = Literal["loading", "ready", "stopping"]
 PROBE_TOKENS = 2  # one from the prompt, one that reads the cache
@@ -42,6 +43,9 @@ class EngineLike(Protocol):
 
     def expert_rows(self) -> list[ExpertRow]:
         """One row an expert, used or not; callable from any thread."""
+
+    def timeline(self, last: int) -> Timeline:
+        """Where the time of the last steps went; callable from any thread."""
 
     def close(self) -> None:
         """Free memory and threads."""

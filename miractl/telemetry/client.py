@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from miractl.errors import MiractlError, UsageError
 from miractl.telemetry.experts import ExpertTable
 from miractl.telemetry.snapshot import Snapshot
+from miractl.telemetry.timeline import Timeline
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT = 5.0  # seconds
@@ -68,6 +69,10 @@ class Client:
     def experts(self) -> ExpertTable:
         """Every expert's history."""
         return self._decode("/v1/experts", ExpertTable.from_json)
+
+    def timeline(self, last: int) -> Timeline:
+        """Where the time of the last steps went."""
+        return self._decode(f"/v1/timeline?last={last}", Timeline.from_json)
 
     def health(self) -> str:
         """`ok`; raises ServerLoadingError while the model loads."""

@@ -1,0 +1,105 @@
+"""A link that a machine does not have: copies take the time that it would take, and move nothing.
+
+Experts lie in host memory and are computed there; a slot is a place in the bookkeeping. What a
+device behind a link of so many bytes a second would wait for, is waited for here. Nothing runs in
+the background: the state of the link is worked out from the times of what was asked, so a clock of
+a test gives the same course every time.
+
+One transfer at a time, best rank first among those that wait when the link comes free; what has
+begun is not interrupted.
+"""
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+from miractl.policy.keys import ExpertKey
+from miractl.runtime.transfer import DEMAND, State, Ticket, TransferStats
+
+
+class EmulatedLink:
+    """Transfers as TransferQueue has them, in imagined time."""
+
+    source = "emulated"
+
+    def __init__(
+        self,
+        rate: float,
+        expert_bytes: int,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`rate` in bytes a second; every transfer moves one expert."""
+        self.rate, self.stats = rate, TransferStats(peak_bytes_per_second=rate)
+        self._bytes, self._seconds = expert_bytes, expert_bytes / rate
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._heap: list[tuple[float, int, Ticket]] = []
+        self._order = itertools.count()
+        self._running: Ticket | None = None
+        self._free_at = clock()  # when what runs will be done
+
+    def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
+        """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
+        ticket = Ticket(key, slot)
+        with self._lock:
+            now = self._catch_up()
+            heapq.heappush(self._heap, (rank, next(self._order), ticket))
+            self._begin_at(max(now, self._free_at), now)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Drop a transfer that has not begun; False if it is too late."""
+        with self._lock:
+            self._catch_up()
+            if ticket.state is State.QUEUED:
+                ticket.state = State.CANCELLED
+            return ticket.state is State.CANCELLED
+
+    def poll(self) -> None:
+        """Bring the states of all tickets up to now."""
+        with self._lock:
+            self._catch_up()
+
+    def wait(self, ticket: Ticket) -> None:
+        """Return when the ticket's transfer is done."""
+        while True:
+            with self._lock:
+                now = self._catch_up()
+                if ticket.state is State.DONE:
+                    return
+                until = self._free_at
+            self._sleep(until - now)
+
+    def close(self) -> None:
+        """Nothing runs that would have to end."""
+
+    def _catch_up(self) -> float:
+        """End and begin what has ended and begun by now; returns now."""
+        now = self._clock()
+        while self._running is not None and self._free_at <= now:
+            self._end()
+            self._begin_at(self._free_at, now)
+        return now
+
+    def _end(self) -> None:
+        ticket = self._running
+        assert ticket is not None
+        ticket.state, ticket.finished_at = State.DONE, self._free_at
+        ticket.finished.set()
+        self._running = None
+        self.stats.bytes += self._bytes
+        self.stats.busy_seconds += self._seconds
+
+    def _begin_at(self, start: float, now: float) -> None:
+        """Let the best of those that wait begin, if the link is free at `start`, by `now`."""
+        if self._running is not None or start > now:
+            return
+        while self._heap:
+            ticket = heapq.heappop(self._heap)[2]
+            if ticket.state is State.QUEUED:
+                ticket.state, self._running = State.RUNNING, ticket
+                self._free_at = start + self._seconds
+                return
