@@ -23,12 +23,14 @@ class ExpertCache:
         counts: ExpertCounts,
         expert_bytes: int,
         clock: Callable[[], float],
+        punch: Callable[[str], None] = lambda part: None,
     ) -> None:
+        """`punch` is told which part of a step begins."""
         self.residency, self.transfers = residency, transfers
         self.counts, self.counters, self.switches = counts, Counters(), SwitchTimes()
         self.expert_bytes = expert_bytes
         self.lock = threading.Lock()
-        self._clock = clock
+        self._clock, self._punch = clock, punch
         self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
         self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
 
@@ -76,6 +78,7 @@ class ExpertCache:
         first = True
         while needed:
             asked = self._clock()
+            self._punch("decide")
             with self.lock:
                 here, coming = self._find(sorted(needed), needed, count=first)
                 self.counters.waves += not first
@@ -85,17 +88,21 @@ class ExpertCache:
             needed -= here.keys() | coming.keys()
             try:
                 if here:
+                    self._punch("hits")
                     yield [(key.expert, slot) for key, slot in here.items()]
                 waiting = list(coming.values())
                 while waiting:
+                    self._punch("waiting")
                     arrived = self._arrived(waiting, asked)
                     waiting = [ticket for ticket in waiting if ticket not in arrived]
+                    self._punch("misses")
                     yield [(ticket.key.expert, ticket.slot) for ticket in arrived]
             except BaseException:  # the generator was closed, or a transfer failed
                 self._abandon(coming.values())
                 raise
             finally:
                 self._end_transit()
+        self._punch("sum")
 
     def _arrived(self, waiting: Sequence[Ticket], asked: float) -> list[Ticket]:
         """At least one of `waiting`, and all whose bytes are there. Raises what a transfer raised.
