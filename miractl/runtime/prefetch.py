@@ -29,7 +29,7 @@ class Prefetcher:
         clock: Callable[[], float],
     ) -> None:
         self.predictor = predictor
-        layers, experts = cache.counts.hits.shape
+        layers, experts = cache.residency.hits.shape
         state = BetsState(layers, experts, cache.residency.staging_limit, classes=2 * horizon)
         self.bets, self._pace = Bets(state), Pace(layers)
         self._cache, self._confidence, self._horizon = cache, confidence, horizon

@@ -68,9 +68,8 @@ class LayerRuns:
         then: Callable[[], None] | None,
     ) -> torch.Tensor:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
-        experts = sorted(set(ids.reshape(-1).tolist()))
-        groups = self.cache.serve(layer, experts, then)
-        return self.compute.mix(module, x, ids, scores, len(experts), groups)
+        groups = self.cache.serve(layer, ids, then)
+        return self.compute.mix(module, x, ids, scores, len(set(ids.reshape(-1).tolist())), groups)
 
     def _record(self, layer: int, ids: Ids, scores: Scores) -> Routed:
         cache, sequences = self.cache, self.sequences

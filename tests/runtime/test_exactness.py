@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from miractl.policy.residency import Role
+from miractl.native.residency import Role
 from miractl.runtime.runner import LayerRuns
 from tests.runtime.models import FAMILIES, load, make_model, weight_map
 
