@@ -118,10 +118,9 @@ class Workshop:
 def contenders(shop: Workshop, limit: int | None, threads: int) -> Iterator[Contender]:
     """Everything that is compared."""
     ours = (sys.executable, str(HERE / "contender.py"))
-    memory = [] if limit is None else ["--expert-memory", f"{limit // 2}B"]
     for kind in ("int4", "int8"):
         folder = shop.packed(kind)
-        yield Contender("miractl", kind, (*ours, "miractl", str(folder), *memory), folder, True)
+        yield Contender("miractl", kind, (*ours, "miractl", str(folder)), folder, True)
     node = (str(shop.data / "node"), str(threads))
     for kind in ("Q4_K", "Q8_0"):
         file = shop.gguf(kind)

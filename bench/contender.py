@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--experts", help="transformers' experts_implementation")
-    parser.add_argument("--expert-memory", default="100%")
+    parser.add_argument("--expert-memory", help="as serve takes it; else what is free")
     parser.add_argument("--cpu-memory", type=int, help="bytes that accelerate may keep in memory")
     parser.add_argument("--offload", help="accelerate's folder")
     options = parser.parse_args()

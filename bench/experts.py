@@ -36,7 +36,7 @@ ROUTES = 40
 STEPS = 12  # tokens of one round
 HEADERS = (
     *("format", "threads", "tokens/s", "GB/s", "plain read, GB/s", "share of it"),
-    *("times one thread", "plain read, times one"),
+    *("times one thread", "plain read, times one thread"),
 )
 Rates = dict[tuple[str, int], float]  # (what, threads): bytes a second
 Taken = dict[tuple[str, int], list[float]]

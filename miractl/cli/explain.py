@@ -53,8 +53,8 @@ def command(url: str, last: int, as_json: bool) -> None:
         return
     machine = timeline.machine
     output.data(
-        f"{timeline.model} · {machine.device} · {machine.threads} threads · "
-        f"last {len(timeline.steps)} steps"
+        f"{timeline.model} · {machine.device} · {_counted(machine.threads, 'thread')} · "
+        f"last {_counted(len(timeline.steps), 'step')}"
     )
     for name, account in found.items():
         output.data("")
@@ -63,10 +63,12 @@ def command(url: str, last: int, as_json: bool) -> None:
 
 def _account_lines(name: str, account: Account, timeline: Timeline, output: Output) -> str:
     steps, moved = account.steps, account.moved
-    what = {"decode": "one token a sequence", "prompt": "with prompts"}[name]
+    what = {"decode": "of one token a sequence", "prompt": "with prompts"}[name]
     each = account.seconds / steps
     lines = [
-        output.style(f"{steps} steps {what}: {account.tokens:,} tokens", "bold")
+        output.style(
+            f"{_counted(steps, 'step')} {what}: {_counted(account.tokens, 'token')}", "bold"
+        )
         + f", {format_seconds(each)} a step, {account.tokens / account.seconds:.1f} tokens/s",
         table(_rows(account, output), ("part", "a step", "share", "", "what it is")),
         f"{moved.hits} of {moved.hits + moved.misses} experts were there, {moved.late} came late;"
@@ -90,6 +92,10 @@ def _rows(account: Account, output: Output) -> list[tuple[str, ...]]:
         )
         for part, seconds in parts.items()
     ]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("s" if count != 1 else "")
 
 
 def _brought(account: Account) -> str:

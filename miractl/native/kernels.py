@@ -137,6 +137,13 @@ class Matrix:
         self._address = ctypes.addressof(self._struct)
         self._multiply = library().mira_multiply
 
+    @property
+    def block(self) -> Bytes:
+        """The stored weights in place, as long as the matrix lives."""
+        memory = (ctypes.c_uint8 * self.shape.nbytes).from_address(self._span.address)
+        block: Bytes = np.ctypeslib.as_array(memory)
+        return block
+
     def multiply(self, x: Floats, pool: Pool | None = None) -> Floats:
         """y[tokens, rows] = x[tokens, columns] W^T."""
         tokens = _tokens(x)

@@ -44,20 +44,21 @@ class DirectFile:
         """Close it."""
         os.close(self._descriptor)
 
-    def read_into(self, views: Sequence[memoryview], start: int) -> None:
+    def read_into(self, views: Sequence[memoryview], start: int) -> int:
         """Fill buffers of bytes, one after the other, from one stretch of the file.
 
-        One system call if the stretch and every buffer lie in whole pages. Raises MiractlError,
-        with the file and the byte, if the file is too short, cannot be read, or was written to
-        since it was opened.
+        Returns the bytes that were fetched for it, whole pages where reads are direct. One system
+        call if the stretch and every buffer lie in whole pages. Raises MiractlError, with the file
+        and the byte, if the file is too short, cannot be read, or was written to since it was
+        opened.
         """
         views = [view for view in views if len(view)]
         needed = sum(map(len, views))
         try:
             if self.is_direct and not _in_pages(views, start):
-                got = self._read_around(views, start, needed)
+                got, fetched = self._read_around(views, start, needed)
             else:
-                got = self._read(views, start)
+                got = fetched = self._read(views, start)
             if not self.is_direct:
                 _drop(self._descriptor, start, needed)
             now = os.fstat(self._descriptor)
@@ -76,6 +77,7 @@ class DirectFile:
                 "be trusted",
                 hint="start again, with the file that is there now",
             )
+        return fetched
 
     def _read(self, views: Sequence[memoryview], start: int) -> int:
         """Fill the buffers as far as the file goes; returns the bytes."""
@@ -91,21 +93,23 @@ class DirectFile:
                 left[0] = left[0][step:]
         return got
 
-    def _read_around(self, views: Sequence[memoryview], start: int, needed: int) -> int:
-        """The same for a stretch or buffers that do not lie in whole pages."""
-        done = 0
+    def _read_around(self, views: Sequence[memoryview], start: int, needed: int) -> tuple[int, int]:
+        """The same for what does not lie in whole pages; also returns the bytes fetched."""
+        done = fetched = 0
         with memoryview(_bounce()) as buffer:
             while done < needed:
                 lead = (start + done) % PAGE
                 step = min(needed - done, BOUNCE - lead)
                 room = -(-(lead + step) // PAGE) * PAGE
-                got = min(self._read([buffer[:room]], start + done - lead) - lead, step)
+                page = self._read([buffer[:room]], start + done - lead)
+                fetched += page
+                got = min(page - lead, step)
                 if got > 0:
                     _scatter(buffer[lead : lead + got], views, done)
                     done += got
                 if got < step:
                     break
-        return done
+        return done, fetched
 
 
 def _scatter(source: memoryview, views: Sequence[memoryview], skipped: int) -> None:

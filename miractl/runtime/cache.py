@@ -25,12 +25,14 @@ class ExpertCache:
         counts: ExpertCounts,
         expert_bytes: int,
         clock: Callable[[], float],
+        punch: Callable[[str], None] = lambda part: None,
     ) -> None:
+        """`punch` is told which part of a step begins."""
         self.residency, self.transfers = residency, transfers
         self.counts, self.counters, self.switches = counts, Counters(), SwitchTimes()
         self.expert_bytes = expert_bytes
         self.lock = threading.Lock()
-        self._clock = clock
+        self._clock, self._punch = clock, punch
         self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
         self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
 

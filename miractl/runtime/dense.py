@@ -32,6 +32,11 @@ class DenseLinear(torch.nn.Module):
         self.bias = bias
         self._matrix, self._pool = matrix, pool
 
+    @property
+    def block(self) -> NDArray[np.uint8]:
+        """The stored weights, as long as the module lives."""
+        return self._matrix.block
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Of x [..., in_features]: [..., out_features], computed in float32."""
         rows = x.reshape(-1, self.in_features).float().contiguous()

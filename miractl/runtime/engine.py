@@ -22,7 +22,7 @@ from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_slots
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
-from miractl.runtime import facts
+from miractl.runtime import facts, timing
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for
@@ -39,9 +39,11 @@ from miractl.runtime.recording import Recording, recorder_for
 from miractl.runtime.runner import LayerRuns
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
+from miractl.runtime.stopwatch import Stopwatch, kernel_reads, watch
 from miractl.runtime.transfer import TransferQueue
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
+from miractl.telemetry.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,7 @@ class Engine:
         slots = sum(plan.ways) / layers
         self.policy = options.policy or default_policy()
         self.brain = brain_for(model, outline, options, slots, clock)
+        self.stopwatch = Stopwatch(lambda: timing.moved(self.cache), clock, kernel_reads())
         mover = (
             CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MB)
             if model.device.type == "cuda"
@@ -111,8 +114,7 @@ class Engine:
             ),
             TransferQueue(mover, clock),
             ExpertCounts(layers, outline.experts),
-            plan.expert_bytes,
-            clock,
+            *(plan.expert_bytes, clock, self.stopwatch.begin),
         )
         self.prefetcher: Prefetcher | None = None
         if plan.staging_limit and (reason := why_not()):
@@ -126,10 +128,15 @@ class Engine:
             )
         sequences = Sequences()
         sequences.watch(model)
+        blocks = (model.get_submodule(name.rpartition(".")[0]) for name in outline.modules)
+        watch(model, blocks, sequences, self.stopwatch)
         self.recording = None if recorder is None else Recording(recorder, layers)
-        runs = LayerRuns(self.cache, self.compute, self.prefetcher, sequences, self.recording)
+        runs = LayerRuns(
+            *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch), self.recording
+        )
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
+        self._memory_rate = timing.memory_rate(model, torch.get_num_threads())
 
     @classmethod
     def load(cls, options: EngineOptions) -> Self:
@@ -172,6 +179,11 @@ class Engine:
     def expert_rows(self) -> list[ExpertRow]:
         """One row for every (layer, expert), used or not."""
         return facts.expert_rows(self)
+
+    def timeline(self, last: int) -> Timeline:
+        """Where the time of the last steps went."""
+        machine = timing.machine(self, self._memory_rate)
+        return Timeline(self.options.model_id, machine, tuple(self.stopwatch.steps)[-last:])
 
     def close(self) -> None:
         """Stop the threads, keep what was learned and recorded, close the checkpoint's files."""

@@ -44,17 +44,17 @@ class CheckpointFiles:
         while self._files:
             self._files.popitem()[1].close()
 
-    def read_into(self, buffer: torch.Tensor, source: TensorRange) -> None:
-        """Fill `buffer`, uint8 [source.nbytes]. Raises as `scatter`."""
-        self.scatter([buffer], source.file, source.start)
+    def read_into(self, buffer: torch.Tensor, source: TensorRange) -> int:
+        """Fill `buffer`, uint8 [source.nbytes]. Returns and raises as `scatter`."""
+        return self.scatter([buffer], source.file, source.start)
 
-    def scatter(self, buffers: Sequence[torch.Tensor], file: Path, start: int) -> None:
+    def scatter(self, buffers: Sequence[torch.Tensor], file: Path, start: int) -> int:
         """Fill uint8 buffers, one after the other, from one stretch of a file.
 
-        One system call, straight into them, where stretch and buffers lie in whole pages. Raises
-        MiractlError that names the file and the byte.
+        Returns the bytes fetched, whole pages. One system call, straight into them, where stretch
+        and buffers lie in whole pages. Raises MiractlError that names the file and the byte.
         """
-        self._files[file].read_into(
+        return self._files[file].read_into(
             [memoryview(b.numpy()) for b in buffers],  # type: ignore[arg-type]
             start,
         )

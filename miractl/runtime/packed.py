@@ -44,21 +44,19 @@ class PackedSource:
         return self._manifest.record.nbytes
 
     def read(self, key: ExpertKey, slot: Views) -> int:
-        """Fill a slot with one expert; returns the bytes read. Raises MiractlError."""
+        """Fill a slot with one expert; returns the bytes fetched. Raises MiractlError."""
         record, start = self._manifest.record, self._manifest.offset(*key)
         if RECORD in slot:
-            self._files.scatter([slot[RECORD]], self._path, start)
-            return record.nbytes
+            return self._files.scatter([slot[RECORD]], self._path, start)
         if record.quantized is None and (buffers := _in_place(record.parts, slot)):
-            self._files.scatter(buffers, self._path, start)
-            return record.used
+            return self._files.scatter(buffers, self._path, start)
         raw = self._buffer()
-        self._files.scatter([torch.from_numpy(raw)], self._path, start)
+        fetched = self._files.scatter([torch.from_numpy(raw)], self._path, start)
         if record.quantized is None:
             _place(record.parts, raw, slot)
         else:
             fill_slot(record.quantized, raw, slot)
-        return record.nbytes
+        return fetched
 
     def _buffer(self) -> Bytes:
         if not hasattr(self._buffers, "record"):

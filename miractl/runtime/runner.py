@@ -13,6 +13,7 @@ from miractl.runtime.mixture import PART_BYTES
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import Recording
 from miractl.runtime.sequences import Sequences
+from miractl.runtime.stopwatch import Stopwatch
 
 
 class LayerRuns:
@@ -24,8 +25,10 @@ class LayerRuns:
         compute: Compute,
         prefetcher: Prefetcher | None,
         sequences: Sequences,
+        stopwatch: Stopwatch,
         recording: Recording | None = None,
     ) -> None:
+        self.stopwatch = stopwatch
         self.cache, self.compute, self.prefetcher = cache, compute, prefetcher
         self.sequences, self.recording = sequences, recording
         self._one_at_a_time = threading.Lock()
@@ -40,6 +43,20 @@ class LayerRuns:
         scores: torch.Tensor,
     ) -> torch.Tensor:
         """Compute x [T, H] by ids and scores [T, k] -> [T, H]; long steps are split over tokens."""
+        self.stopwatch.begin("decide")
+        try:
+            return self._run(layer, module, x, ids, scores)
+        finally:
+            self.stopwatch.begin("attention")
+
+    def _run(
+        self,
+        layer: int,
+        module: torch.nn.Module,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        scores: torch.Tensor,
+    ) -> torch.Tensor:
         limit = max(1, PART_BYTES // (ids.shape[1] * x.shape[1] * x.element_size()))
         routed = ids.cpu().numpy()  # the one read-back of a layer
         gates = scores.float().cpu().numpy()

@@ -44,6 +44,11 @@ class Sequences:
             return self._segments
         return (Segment(NOBODY, 0, rows, 0),)
 
+    @property
+    def current(self) -> tuple[Segment, ...]:
+        """The segments of the pass under way; empty where nobody knows."""
+        return self._segments
+
     def begin(self, runs: Iterable[Run] | None) -> None:
         """A step of these runs of tokens, in order; None: nobody knows."""
         self.step += 1

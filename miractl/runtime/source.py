@@ -57,7 +57,7 @@ class ExpertSource(Protocol):
         """Bytes of one expert on disk."""
 
     def read(self, key: ExpertKey, slot: Views) -> int:
-        """Fill a slot with one expert; returns the bytes read. Raises MiractlError."""
+        """Fill a slot with one expert; returns the bytes fetched. Raises MiractlError."""
 
 
 class CheckpointSource:
@@ -76,22 +76,23 @@ class CheckpointSource:
         return sum(piece.source.nbytes for piece in self.pieces[key])
 
     def read(self, key: ExpertKey, slot: Views) -> int:
-        """Fill a slot with one expert; returns the bytes read. Raises MiractlError."""
+        """Fill a slot with one expert; returns the bytes fetched. Raises MiractlError."""
+        fetched = 0
         for piece in self.pieces[key]:
             source, target = piece.source, slot[piece.parameter]
-            raw = [self._read(part, number) for number, part in enumerate(source.ranges)]
+            raw = [self._buffer(part, number) for number, part in enumerate(source.ranges)]
+            for buffer, part in zip(raw, source.ranges, strict=True):
+                fetched += self.files.read_into(buffer, part)
             place = (source.shape, piece.strides, target.storage_offset() + piece.offset)
             target.as_strided(*place).copy_(decode(source, raw))
-        return self.stored_bytes(key)
+        return fetched
 
-    def _read(self, part: TensorRange, number: int) -> torch.Tensor:
-        """The range's bytes in this thread's buffer of that number, until its next use."""
+    def _buffer(self, part: TensorRange, number: int) -> torch.Tensor:
+        """Room for a range in this thread's buffer of that number, until its next use."""
         buffers: dict[Any, torch.Tensor] = vars(self._buffers)
         if number not in buffers or buffers[number].numel() < part.nbytes:
             buffers[number] = torch.empty(part.nbytes, dtype=torch.uint8)
-        raw = buffers[number][: part.nbytes]
-        self.files.read_into(raw, part)
-        return raw
+        return buffers[number][: part.nbytes]
 
 
 class ExpertMap(NamedTuple):

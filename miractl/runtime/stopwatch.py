@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from miractl.runtime.lookahead import router_of
+from miractl.runtime.sequences import Sequences
 from miractl.telemetry.timeline import PARTS, Moved, StepTimes
 
 KEPT = 4096  # steps
@@ -35,20 +36,22 @@ class Stopwatch:
         self._count = self._tokens = self._sequences = 0
         self._seconds: dict[str, float] = {}
         self._since = self._began = 0.0
-        self._before, self._read = Moved(), os_bytes()
-        self._clear()
+        self._before: Moved = Moved()
+        self._read: int | None = None
 
     def begin(self, part: str) -> None:
-        """What follows belongs to `part`."""
+        """What follows belongs to `part`. Outside of a step nothing is timed."""
+        if self.part is None:
+            return
         now = self._clock()
-        if self.part is not None:
-            self._seconds[self.part] += now - self._since
+        self._seconds[self.part] += now - self._since
         self.part, self._since = part, now
 
     def step_begins(self, tokens: int, sequences: int, goes_on: bool) -> None:
         """A pass through the model begins. `goes_on`: with a sequence of the pass before."""
         if not (goes_on and self.part == "between"):
-            self._clear()
+            self._restart(self._clock(), self._totals(), self._os_bytes())
+            self.part = "attention"
         self._tokens, self._sequences = tokens, sequences
         self.begin("attention")
 
@@ -72,18 +75,27 @@ class Stopwatch:
         )
         self._restart(self._since, totals, read)
 
-    def _clear(self) -> None:
-        self.part = None
-        self._restart(self._clock(), self._totals(), self._os_bytes())
-
     def _restart(self, now: float, totals: Moved, read: int | None) -> None:
         self._began = self._since = now
         self._before, self._read = totals, read
         self._seconds = dict.fromkeys(PARTS, 0.0)
 
 
-def watch(model: torch.nn.Module, blocks: Iterable[torch.nn.Module], stopwatch: Stopwatch) -> None:
-    """Let routers and the output head of `model` punch the clock; `blocks` hold the experts."""
+def watch(
+    model: torch.nn.Module,
+    blocks: Iterable[torch.nn.Module],
+    sequences: Sequences,
+    stopwatch: Stopwatch,
+) -> None:
+    """Let the passes, routers and output head of `model` punch the clock; `blocks` hold experts.
+
+    `sequences` must watch the model already: they say whose tokens a pass has.
+    """
+
+    def begins(module: torch.nn.Module, args: Any) -> None:
+        segments = sequences.current
+        tokens, goes_on = sum(map(len, segments)), any(s.position for s in segments)
+        stopwatch.step_begins(tokens, len(segments), goes_on)
 
     def enters(part: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, args: Any) -> None:
@@ -100,6 +112,7 @@ def watch(model: torch.nn.Module, blocks: Iterable[torch.nn.Module], stopwatch: 
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is not None:
         head.register_forward_pre_hook(enters("head"))
+    model.register_forward_pre_hook(begins)
     model.register_forward_hook(lambda *_: stopwatch.step_ends())
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from miractl.runtime.sequences import Sequences
 from miractl.runtime.stopwatch import Stopwatch, watch
 from miractl.telemetry.timeline import Moved
 
@@ -102,9 +103,18 @@ class TopKRouter(torch.nn.Identity):
 def test_routers_and_head_punch_the_clock(time):
     model = Model(time)
     model.stopwatch = stopwatch_on(time, [0], [Moved()])
-    watch(model, [model.block], model.stopwatch)
-    model.stopwatch.step_begins(1, 1, False)
-    model(torch.zeros(1))
+    sequences = Sequences()
+    sequences.watch(model)
+    watch(model, [model.block], sequences, model.stopwatch)
+    model(torch.zeros(1, 1, dtype=torch.int64))
     (step,) = model.stopwatch.steps
     used = {part: seconds for part, seconds in step.parts.items() if seconds}
     assert used == {"attention": 9.0, "router": 2.0, "decide": 4.0, "head": 16.0}
+
+
+def test_layers_that_run_outside_of_a_pass_are_not_timed(time):
+    stopwatch = stopwatch_on(time, [0], [Moved()])
+    stopwatch.begin("decide")
+    time.spend(5.0)
+    one_step(stopwatch, time, False, attention=2.0)
+    assert [step.seconds for step in stopwatch.steps] == [2.0]

@@ -275,3 +275,14 @@ def test_experts_are_all_there_and_sorted(server: Running) -> None:
     assert (body["schema"], body["model"]) == ("miractl.experts/1", "tiny")
     places = [(row["layer"], row["expert"]) for row in body["experts"]]
     assert places == [(layer, expert) for layer in (0, 1) for expert in range(4)]
+
+
+def test_the_timeline_has_the_last_steps(server):
+    answer = httpx.get(f"{server.url}/v1/timeline?last=1")
+    assert answer.status_code == 200
+    assert answer.json()["schema"] == "miractl.timeline/1"
+    assert len(answer.json()["steps"]) == 1
+    for wrong in ("0", "-1", "x", "", "1e3"):
+        refused = httpx.get(f"{server.url}/v1/timeline", params={"last": wrong})
+        assert refused.status_code == 400, wrong
+        assert refused.json()["error"]["param"] == "last"

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from miractl.telemetry import snapshot as facts
+from miractl.telemetry.timeline import PARTS, Machine, Moved, StepTimes, Timeline
 
 CONTEXT = 128
 CHAT_TEMPLATE = (
@@ -117,6 +118,12 @@ class TinyEngine:
             for layer in (1, 0)
             for expert in range(4)
         ]
+
+    def timeline(self, last: int) -> Timeline:
+        machine = Machine("cpu", 1, 1000, 100, None, "disk", None)
+        parts = dict.fromkeys(PARTS, 0.0) | {"attention": 0.5}
+        step = StepTimes(1, 1, 1, 1.0, 0.5, parts, Moved(hits=3, misses=1), None)
+        return Timeline("tiny", machine, (step,) * min(last, 2))
 
     def close(self) -> None:
         """Note it."""
