@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_tutor_free": (None, (_ADDRESS,)),
     "mira_tutor_wait": (None, (_ADDRESS,)),
     "mira_teach": (None, (_ADDRESS, _ADDRESS, _INT)),
-    "mira_rate": (_INT, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS)),
+    "mira_rate": (_INT, (_ADDRESS, _INT, _INT) + (_ADDRESS,) * 3 + (_DOUBLE, _ADDRESS)),
     "mira_begin": (None, (_ADDRESS, _INT)),
     "mira_predict": (None, (_ADDRESS, _INT)),
     "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
@@ -55,6 +55,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_bets_choose": (_INT, (_ADDRESS,) * 5),
     "mira_bets_judge": (None, (_ADDRESS, _INT, _ADDRESS, _INT, _DOUBLE)),
     "mira_bets_account": (None, (_ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE)),
+    "mira_bets_settle": (
+        None,
+        (_ADDRESS, _INT, _ADDRESS, _INT, _ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE),
+    ),
     "mira_bets_calibrated": (_DOUBLE, (_ADDRESS, _INT, _DOUBLE)),
     "mira_timeline": (_INT, (_ADDRESS,) * 8),
     "mira_layer": (

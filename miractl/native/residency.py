@@ -78,7 +78,7 @@ class ResidencyTable:
         self.hits: NDArray[np.int64] = arrays["hits"]
         self.misses: NDArray[np.int64] = arrays["misses"]
         self._role, self._slot, self._changed = arrays["role"], arrays["slot"], arrays["changed"]
-        self._rows = list(self._role)
+        self._rows: list[NDArray[np.uint8]] = list(self._role)
         self._struct = _Residency(
             *(layers, experts, len(self.ways), admission, staging_limit, reserve),
             idle_count=slots,
@@ -148,18 +148,6 @@ class ResidencyTable:
     def waits(self) -> bool:
         """Whether somebody has to wait for the next wave."""
         return bool(self._struct.waiting_count)
-
-    def ask(self, layer: int, ids: NDArray[np.int64]) -> int:
-        """A step needs the experts `ids` of a layer, in any shape: look them up and count them.
-
-        The Status. Raises ValueError for experts that do not exist.
-        """
-        if not (ids.flags.c_contiguous and ids.dtype == np.int64):
-            ids = np.ascontiguousarray(ids, np.int64)
-        status: int = self._ask(self._address, layer, ids.ctypes.data, ids.size)
-        if status < 0:
-            raise ValueError(f"Got ids up to {ids.max()} of {self._role.shape[1]} experts")
-        return status
 
     def ask_again(self) -> int:
         """The next wave, of those that wait; the Status."""

@@ -16,7 +16,7 @@ from miractl.native.residency import ResidencyTable, Role, Status
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency
-from miractl.policy.routing import Ids, Routed
+from miractl.policy.routing import Routed
 
 Pairs = list[list[int]]  # of expert and slot
 
@@ -59,8 +59,8 @@ class SlotTable(Protocol):
     def record(self, step: Routed) -> None:
         """Tell the policy of a layer's routing, before its experts are looked up."""
 
-    def ask(self, layer: int, ids: Ids) -> int:
-        """A step needs these experts: look them up, count them, and `place` unless bets come first.
+    def ask(self, step: Routed) -> int:
+        """A step needs its experts: look them up, count them, and `place` unless bets come first.
 
         The Status. Raises ValueError for experts that do not exist.
         """
@@ -108,6 +108,14 @@ class CompiledSlots(ResidencyTable):
         else:
             self._changed[step.layer] = 1
 
+    def ask(self, step: Routed) -> int:
+        """As the protocol says."""
+        ids, _ = step.addresses
+        status: int = self._ask(self._address, step.layer, ids, step.ids.size)
+        if status < 0:
+            raise ValueError(f"Got ids up to {step.ids.max()} of {self.hits.shape[1]} experts")
+        return status
+
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """As the protocol says."""
         return frozenset(ExpertKey(*key) for key in np.argwhere(self._role == role).tolist())
@@ -119,8 +127,8 @@ class PlainSlots(Residency):
     def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
         """Raises ValueError for an impossible division."""
         super().__init__(slots, ways, staging_limit, policy)
-        self.hits = np.zeros(policy.worth.shape, np.int64)
-        self.misses = np.zeros_like(self.hits)
+        self.hits: npt.NDArray[np.int64] = np.zeros(policy.worth.shape, np.int64)
+        self.misses: npt.NDArray[np.int64] = np.zeros_like(self.hits)
         self.evictions = self.bypassed = 0
         self.here: Pairs = []
         self.called: list[int] = []
@@ -134,14 +142,17 @@ class PlainSlots(Residency):
         """As the protocol says."""
         return bool(self._waiting)
 
-    def ask(self, layer: int, ids: Ids) -> int:
+    def ask(self, step: Routed) -> int:
         """As the protocol says."""
+        layer, ids = step.layer, step.ids
         if ids.size and not 0 <= ids.min() <= ids.max() < self.hits.shape[1]:
             raise ValueError(f"Got ids up to {ids.max()} of {self.hits.shape[1]} experts")
         self._layer, self._waiting = layer, np.unique(ids).tolist()
         status = self._look_up()
-        self.hits[layer, [expert for expert, _ in self.here]] += 1
-        self.misses[layer, self._absent] += 1
+        for expert, _ in self.here:
+            self.hits[layer, expert] += 1
+        for expert in self._absent:
+            self.misses[layer, expert] += 1
         return status or self.place()
 
     def ask_again(self) -> int:

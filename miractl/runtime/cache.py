@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from miractl.native.residency import Status
 from miractl.policy.keys import ExpertKey
-from miractl.policy.routing import Ids
+from miractl.policy.routing import Routed
 from miractl.policy.slots import Pairs, SlotTable
 from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
 from miractl.runtime.transfer import State, Ticket, TransferQueue
@@ -33,6 +33,8 @@ class ExpertCache:
         self.expert_bytes = expert_bytes
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
+        layers, experts = residency.hits.shape
+        self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
         self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
 
@@ -67,24 +69,22 @@ class ExpertCache:
             else:
                 self._stale.add(key)
 
-    def serve(
-        self, layer: int, ids: Ids, then: Callable[[], None] | None = None
-    ) -> Iterator[Pairs]:
-        """Yield (expert, slot) for each expert in `ids`, in groups, as soon as they are there.
+    def serve(self, step: Routed, then: Callable[[], None] | None = None) -> Iterator[Pairs]:
+        """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
 
         Hits come first, so that they are computed while the misses are on their way; then misses,
         together what has arrived. A group's slots are good until the next one is asked for. `then`
         is called when all demands are on their way. Raises what a transfer raised.
         """
-        wave: Ids | None = ids
-        while wave is not None or self.residency.waits:
+        first = True
+        while first or self.residency.waits:
             asked = self._clock()
             self._punch("decide")
             with self.lock:
-                here, waiting = self._find(layer, wave)
-            if wave is not None and then is not None:
+                here, waiting = self._find(step, first)
+            if first and then is not None:
                 then()
-            wave = None
+            first = False
             try:
                 if here:
                     self._punch("hits")
@@ -119,21 +119,21 @@ class ExpertCache:
             return arrived, []
         return arrived, [ticket for ticket in waiting if ticket not in arrived]
 
-    def _find(self, layer: int, ids: Ids | None) -> tuple[Pairs, list[Ticket]]:
-        """Split a step, or the next wave of it, into slots that are ready and transfers under way.
+    def _find(self, step: Routed, first: bool) -> tuple[Pairs, list[Ticket]]:
+        """Split a wave of a step into slots that are ready and transfers to wait for.
 
         The rest waits for another wave.
         """
         table = self.residency
-        self.counters.waves += ids is None
-        status = table.ask_again() if ids is None else table.ask(layer, ids)
+        self.counters.waves += not first
+        status = table.ask(step) if first else table.ask_again()
         here, coming = table.here, list[Ticket]()
         if status == Status.CALLED:
-            self._call_in(layer, here, coming, count=ids is not None)
+            self._call_in(step.layer, here, coming, count=first)
             status = table.place()
         while status == Status.SHORT:
             status = table.place(skip=not self._drop_bet(self.tickets))
-        keys = self._keys[layer]
+        keys = self._keys[step.layer]
         coming += [self.transfers.submit(keys[expert], slot) for expert, slot in table.placed]
         return here, coming
 

@@ -8,8 +8,8 @@ import psutil
 import torch
 
 from miractl import __version__
-from miractl.policy.keys import ExpertKey
 from miractl.native.residency import Role
+from miractl.policy.keys import ExpertKey
 from miractl.telemetry.snapshot import (
     CacheFacts,
     ExpertRow,

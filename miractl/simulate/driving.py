@@ -17,8 +17,8 @@ from miractl.native.replay import Routing
 from miractl.policy.eviction import Brain
 from miractl.policy.heat import HeatTable
 from miractl.policy.registry import make_policy, ways_for
-from miractl.policy.slots import SlotTable, make_slots
 from miractl.policy.routing import Routed, Segment
+from miractl.policy.slots import SlotTable, make_slots
 from miractl.simulate.study import routing_of
 from miractl.telemetry.trace import Trace
 
@@ -138,7 +138,7 @@ def drive(trace: Trace, policy: str, given: Slots, token_seconds: float, **heat:
 
 def _serve(table: SlotTable, routed: Routed) -> None:
     """Look the experts of a layer up and bring in what is absent, in waves: see ExpertCache."""
-    table.ask(routed.layer, routed.ids)
+    table.ask(routed)
     table.end_transit()
     while table.waits:
         table.ask_again()
