@@ -23,7 +23,7 @@ PRICE = (
 FIRST_DEMAND = 0.5  # how often a layer has to fetch, before that is known
 
 _INTEGERS = ("layers", "experts", "classes", "most", "chunks")
-_ARRAYS = ("demand", "bins", "guess", "proposal", "hidden", "risk", "sure")
+_ARRAYS = ("demand", "bins", "guess", "proposal", "hidden", "risk", "sure", "wanted")
 _EVENTS = ("issued", "used", "late", "wasted", "cancelled", "demands")
 
 
@@ -73,6 +73,7 @@ class BetsState:
         self.hidden = np.zeros((layers, most))
         self.risk = np.zeros((layers, most))
         self.sure = np.zeros(experts)
+        self.wanted = np.zeros(experts, np.uint8)
 
 
 class Moment(ctypes.Structure):
@@ -171,6 +172,15 @@ class Bets:
     def account(self, gained: float, lost: float, transfer: float) -> None:
         """Enter time gained and lost into the ledger."""
         self._library.mira_bets_account(self._address, gained, lost, transfer)
+
+    def settle(self, layer: int, ids: int, count: int, there: NDArray[Any], *times: float) -> None:
+        """`judge` and `account` for a layer that wants the int64 at address `ids`, in one call.
+
+        there [experts]: their roles. `times` are gained, lost if anything has to be fetched, and of
+        a transfer. The caller has checked the ids.
+        """
+        np.copyto(self._flags, there)
+        self._library.mira_bets_settle(self._address, layer, ids, count, self._buffers[1], *times)
 
     def calibrated(self, guess: float, kind: int = 0) -> float:
         """The probability that the record of a class makes of a guess."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 4  # MIRA_ABI of miractl_native.h
+ABI = 5  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -39,15 +39,26 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_tutor_free": (None, (_ADDRESS,)),
     "mira_tutor_wait": (None, (_ADDRESS,)),
     "mira_teach": (None, (_ADDRESS, _ADDRESS, _INT)),
-    "mira_rate": (_INT, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS)),
+    "mira_rate": (_INT, (_ADDRESS, _INT, _INT) + (_ADDRESS,) * 3 + (_DOUBLE, _ADDRESS)),
     "mira_begin": (None, (_ADDRESS, _INT)),
     "mira_predict": (None, (_ADDRESS, _INT)),
     "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
     "mira_foresee": (None, (_ADDRESS,) * 3),
     "mira_replay": (_INT, (_ADDRESS,) * 6),
+    "mira_ask": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),
+    "mira_ask_again": (_INT, (_ADDRESS,)),
+    "mira_place": (_INT, (_ADDRESS, _INT)),
+    "mira_adopt": (None, (_ADDRESS, _INT)),
+    "mira_stage": (_INT, (_ADDRESS, _INT, _INT)),
+    "mira_release": (None, (_ADDRESS, _INT, _INT)),
+    "mira_end_transit": (None, (_ADDRESS,)),
     "mira_bets_choose": (_INT, (_ADDRESS,) * 5),
     "mira_bets_judge": (None, (_ADDRESS, _INT, _ADDRESS, _INT, _DOUBLE)),
     "mira_bets_account": (None, (_ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE)),
+    "mira_bets_settle": (
+        None,
+        (_ADDRESS, _INT, _ADDRESS, _INT, _ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE),
+    ),
     "mira_bets_calibrated": (_DOUBLE, (_ADDRESS, _INT, _DOUBLE)),
     "mira_timeline": (_INT, (_ADDRESS,) * 8),
     "mira_layer": (

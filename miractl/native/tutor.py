@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from miractl.native.learner import Learner
 from miractl.native.library import library
@@ -20,35 +19,30 @@ class Course:
     """Learners of streams that take their steps together, sharing their tables."""
 
     def __init__(self, learners: Sequence[Learner]) -> None:
-        count, state = len(learners), learners[0].state
-        self.learners, self._experts = tuple(learners), state.experts
+        count = len(learners)
+        self.learners = tuple(learners)
         self._addresses = (ctypes.c_void_p * count)(*(one.address for one in learners))
         self._starts = np.zeros(count, np.uint8)
-        self._ids = np.zeros((count, state.top), np.uint16)
-        self._probabilities = np.zeros((count, state.top), np.float32)
         self._learners = ctypes.addressof(self._addresses), count
-        arrays = (self._starts, self._ids, self._probabilities)
-        self._told = tuple(array.ctypes.data for array in arrays)
+        self._told = self._starts.ctypes.data
         self._rate = library().mira_rate
 
     def rate(
         self,
         layer: int,
-        ids: NDArray[Any],
-        probabilities: NDArray[Any],
-        starts: Sequence[bool] | None = None,
-    ) -> None:
-        """One layer of one more token of each: ids and probabilities [streams, k].
+        ids: int,
+        probabilities: int,
+        nearer: float = 0.0,
+        worth: int | None = None,
+    ) -> bool:
+        """One layer of one more token of each; False, and nothing done, for unknown experts.
 
-        `starts`, at layer 0, says which tokens begin a text. What the tokens teach is left to a
-        lesson. Raises ValueError for experts that do not exist.
+        `ids` and `probabilities` are addresses of int64 and float32 [streams, k], `worth` that of
+        float64 [experts]: of one stream alone it gets the scores, more by `nearer`. What the tokens
+        teach is left to a lesson.
         """
-        np.copyto(self._ids, ids, casting="unsafe")
-        np.copyto(self._probabilities, probabilities, casting="unsafe")
-        if layer == 0:
-            self._starts[:] = False if starts is None else starts
-        if self._rate(*self._learners, layer, *self._told):
-            raise ValueError(f"Got ids {ids.tolist()} of {self._experts} experts")
+        told = *self._learners, layer, self._told, ids, probabilities, nearer, worth
+        return not self._rate(*told)
 
 
 class Tutor:

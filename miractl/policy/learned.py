@@ -63,6 +63,7 @@ class Learned:
         self.admission = admission
         self.worth: Floats = np.zeros((layers, experts))
         self._rows_of_worth = list(self.worth)
+        self._worth_at, self._row_bytes = self.worth.ctypes.data, self.worth.strides[0]
         window = window_for(slots, top)
         self.state = LearnerState(layers, experts, top, discount_for(slots, top), window=window)
         self._nearer = math.log(float(np.float32(self.state.discount)))
@@ -81,10 +82,7 @@ class Learned:
         """Rate the new tokens; at the last layer begin to learn from them and from prompts."""
         refreshed = step.layer == 0 and self._begin(step)
         if self._rows:
-            every = len(self._rows) == len(step.ids)
-            ids = step.ids if every else step.ids[self._rows]
-            self._course.rate(step.layer, ids, step.scores if every else step.scores[self._rows])
-            self._weigh(step.layer)
+            self._rate(step)
         for prompt in self._prompts:
             prompt.ids.append(step.ids[prompt.rows])
             prompt.scores.append(step.scores[prompt.rows])
@@ -147,6 +145,22 @@ class Learned:
         self._voters = list(ready)
         return refreshed
 
+    def _rate(self, step: Routed) -> None:
+        layer, told = step.layer, step
+        if len(self._rows) < len(step.ids):
+            ids, scores = step.ids[self._rows], step.scores[self._rows]
+            told = Routed(layer, ids, scores, step.segments, step.step)
+        alone = len(self._voters) == len(self._rows) == 1
+        worth = self._worth_at + layer * self._row_bytes if alone else None
+        if not self._course.rate(layer, *told.addresses, self._nearer_by(layer), worth):
+            raise ValueError(f"Got ids {told.ids.tolist()} of {self.state.experts} experts")
+        if not alone:
+            self._weigh(layer)
+
+    def _nearer_by(self, layer: int) -> float:
+        """Layers are scored in turn, and what an older score foresees has come nearer since."""
+        return (self._step + layer / len(self.worth)) * self._nearer
+
     def _stream(self, segment: Segment) -> Learner:
         """The learner of a sequence; that of one not seen for long makes room for a new one."""
         learner = self._streams.pop(segment.sequence, None)
@@ -160,11 +174,9 @@ class Learned:
     def _weigh(self, layer: int) -> None:
         """Worth of a layer's experts from the scores of the step's sequences.
 
-        Of several, the log-odds that any of them uses the expert. Layers are scored in turn, and
-        what an older score foresees has come nearer since.
+        Of several, the log-odds that any of them uses the expert.
         """
-        row = self._rows_of_worth[layer]
-        nearer = (self._step + layer / len(self.worth)) * self._nearer
+        row, nearer = self._rows_of_worth[layer], self._nearer_by(layer)
         if len(self._voters) == 1:
             np.add(self._voters[0].rows[layer], nearer, out=row, dtype=np.float64)
         elif self._voters:

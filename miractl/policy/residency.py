@@ -17,26 +17,16 @@ somebody is worth less whom the step needs: he gives up his place and keeps his 
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from miractl.native.replay import Admission
+from miractl.native.residency import Role
 from miractl.policy.eviction import HOT, Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed
-
-
-class Role(Enum):
-    """What an occupied slot is for."""
-
-    RESIDENT = "resident"
-    STAGED = "staged"
-    TRANSIT = "transit"
-
-    __hash__ = object.__hash__  # Enum's own is slow Python, and this one is asked all the time
 
 
 class Place(NamedTuple):

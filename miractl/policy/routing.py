@@ -26,12 +26,25 @@ class Segment:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Routed:
-    """One layer's routing of a step. Layers of a step come in order, from 0."""
+    """One layer's routing of a step. Layers of a step come in order, from 0.
+
+    Made for every layer of every token, so it is not frozen: that costs a microsecond.
+    """
 
     layer: int
     ids: Ids
     scores: Scores
     segments: tuple[Segment, ...]  # in order, together all rows
     step: int  # counts up, the same in all layers
+    _addresses: tuple[int, int] | None = None
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of ids as int64 and scores as float32 without gaps, for the library."""
+        if self._addresses is None:
+            self.ids = np.ascontiguousarray(self.ids, np.int64)
+            self.scores = np.ascontiguousarray(self.scores, np.float32)
+            self._addresses = self.ids.ctypes.data, self.scores.ctypes.data
+        return self._addresses

@@ -5,10 +5,12 @@ guards the slot table and the counters and is never held while bytes move or exp
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 
+from miractl.native.residency import Status
 from miractl.policy.keys import ExpertKey
-from miractl.policy.residency import Place, Residency, Role
+from miractl.policy.routing import Routed
+from miractl.policy.slots import Pairs, SlotTable
 from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
 from miractl.runtime.transfer import State, Ticket, TransferQueue
 
@@ -18,7 +20,7 @@ class ExpertCache:
 
     def __init__(
         self,
-        residency: Residency,
+        residency: SlotTable,
         transfers: TransferQueue,
         counts: ExpertCounts,
         expert_bytes: int,
@@ -31,6 +33,8 @@ class ExpertCache:
         self.expert_bytes = expert_bytes
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
+        layers, experts = residency.hits.shape
+        self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
         self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
 
@@ -39,12 +43,12 @@ class ExpertCache:
         with self.lock:
             for expert, probability in experts:
                 key = ExpertKey(layer, expert)
-                place = self.residency.stage(key) or (
-                    self.residency.stage(key) if self._drop_bet(self._stale) else None
-                )
-                if place is None:
+                slot = self.residency.bet(key)
+                if slot is None and self._drop_bet(self._stale):
+                    slot = self.residency.bet(key)
+                if slot is None:
                     return
-                self.tickets[key] = self.transfers.submit(key, place.slot, 1 - probability)
+                self.tickets[key] = self.transfers.submit(key, slot, 1 - probability)
                 self.counters.issued += 1
                 self.counts.prefetched[key] += 1
 
@@ -65,116 +69,97 @@ class ExpertCache:
             else:
                 self._stale.add(key)
 
-    def serve(
-        self, layer: int, experts: Sequence[int], then: Callable[[], None] | None = None
-    ) -> Iterator[list[tuple[int, int]]]:
+    def serve(self, step: Routed, then: Callable[[], None] | None = None) -> Iterator[Pairs]:
         """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
 
         Hits come first, so that they are computed while the misses are on their way; then misses,
         together what has arrived. A group's slots are good until the next one is asked for. `then`
         is called when all demands are on their way. Raises what a transfer raised.
         """
-        needed = set(self.residency.keys(layer, experts))
         first = True
-        while needed:
+        while first or self.residency.waits:
             asked = self._clock()
             self._punch("decide")
             with self.lock:
-                here, coming = self._find(sorted(needed), needed, count=first)
-                self.counters.waves += not first
+                here, waiting = self._find(step, first)
             if first and then is not None:
                 then()
             first = False
-            needed -= here.keys() | coming.keys()
             try:
                 if here:
                     self._punch("hits")
-                    yield [(key.expert, slot) for key, slot in here.items()]
-                waiting = list(coming.values())
+                    yield here
                 while waiting:
                     self._punch("waiting")
-                    arrived = self._arrived(waiting, asked)
-                    waiting = [ticket for ticket in waiting if ticket not in arrived]
+                    arrived, waiting = self._arrived(waiting, asked)
                     self._punch("misses")
-                    yield [(ticket.key.expert, ticket.slot) for ticket in arrived]
+                    yield [[ticket.key.expert, ticket.slot] for ticket in arrived]
             except BaseException:  # the generator was closed, or a transfer failed
-                self._abandon(coming.values())
+                self._abandon(waiting)
                 raise
             finally:
-                self._end_transit()
+                with self.lock:
+                    self.residency.end_transit()
         self._punch("sum")
 
-    def _arrived(self, waiting: Sequence[Ticket], asked: float) -> list[Ticket]:
-        """At least one of `waiting`, and all whose bytes are there. Raises what a transfer raised.
+    def _arrived(self, waiting: list[Ticket], asked: float) -> tuple[list[Ticket], list[Ticket]]:
+        """Those of `waiting` whose bytes are there, at least one, and the rest.
 
-        `asked` is the time of the demand.
+        `asked` is the time of the demand. Raises what a transfer raised.
         """
         if not any(ticket.state is State.DONE for ticket in waiting):
             self.transfers.wait(waiting[0])
         arrived = [ticket for ticket in waiting if ticket.state is State.DONE]
         for ticket in arrived:
             self.transfers.wait(ticket)
-            with self.lock:
+        with self.lock:
+            for ticket in arrived:
                 self.switches.add(max(0.0, ticket.finished_at - asked))
-        return arrived
+        if len(arrived) == len(waiting):
+            return arrived, []
+        return arrived, [ticket for ticket in waiting if ticket not in arrived]
 
-    def _find(
-        self, keys: Sequence[ExpertKey], needed: set[ExpertKey], count: bool
-    ) -> tuple[dict[ExpertKey, int], dict[ExpertKey, Ticket]]:
-        """Split the step into slots that are ready and transfers to wait for; the rest waits.
+    def _find(self, step: Routed, first: bool) -> tuple[Pairs, list[Ticket]]:
+        """Split a wave of a step into slots that are ready and transfers to wait for.
 
-        Residents are looked up before anything is placed: `needed` then protects all of them.
+        The rest waits for another wave.
         """
-        here = self.residency.residents(keys)
-        coming: dict[ExpertKey, Ticket] = {}
-        others = [key for key in keys if key not in here]
-        absent = [key for key in others if not self.residency.has(key, Role.STAGED)]
-        for key in others:
-            if self.residency.has(key, Role.STAGED):
-                self._adopt(key, needed, here, coming, absent)
-        if count:
-            layer = keys[0].layer
-            hits, misses = self.counts.hits[layer], self.counts.misses[layer]
-            for key in keys:
-                (hits if key in here else misses)[key.expert] += 1
-        for key in absent:
-            if (place := self._demand(key, needed)) is not None:
-                self._note(place)
-                coming[key] = self.transfers.submit(key, place.slot)
+        table = self.residency
+        self.counters.waves += not first
+        status = table.ask(step) if first else table.ask_again()
+        here, coming = table.here, list[Ticket]()
+        if status == Status.CALLED:
+            self._call_in(step.layer, here, coming, count=first)
+            status = table.place()
+        while status == Status.SHORT:
+            status = table.place(skip=not self._drop_bet(self.tickets))
+        keys = self._keys[step.layer]
+        coming += [self.transfers.submit(keys[expert], slot) for expert, slot in table.placed]
         return here, coming
 
-    def _adopt(
-        self,
-        key: ExpertKey,
-        needed: set[ExpertKey],
-        here: dict[ExpertKey, int],
-        coming: dict[ExpertKey, Ticket],
-        absent: list[ExpertKey],
-    ) -> None:
-        """A bet is called in: in time it is a hit, under way it is late, failed it is a miss."""
-        ticket = self.tickets.pop(key)
-        self._stale.discard(key)
-        if ticket.state is State.FAILED:
-            self.residency.release(key)
-            self.counters.cancelled += 1
-            absent.append(key)
-            return
-        self._note(place := self.residency.adopt(key, needed))
-        if ticket.state is State.DONE:
-            self.transfers.wait(ticket)
-            here[key] = place.slot
-            self.counters.used += 1
-            self.counts.prefetch_used[key] += 1
-        else:
-            coming[key] = ticket
-            self.counters.late += 1
-        self.residency.policy.feedback(key, used=True)
-
-    def _demand(self, key: ExpertKey, needed: set[ExpertKey]) -> Place | None:
-        place = self.residency.demand(key, needed)
-        if place is None and self._drop_bet(self.tickets):
-            place = self.residency.demand(key, needed)
-        return place
+    def _call_in(self, layer: int, here: Pairs, coming: list[Ticket], count: bool) -> None:
+        """Bets are called in: in time one is a hit, under way it is late, failed it is a miss."""
+        table = self.residency
+        for expert in table.called:
+            key = self._keys[layer][expert]
+            ticket = self.tickets.pop(key)
+            self._stale.discard(key)
+            in_time = ticket.state is State.DONE
+            (table.hits if in_time else table.misses)[key] += count
+            if ticket.state is State.FAILED:
+                table.fail(expert)
+                self.counters.cancelled += 1
+                continue
+            slot = table.call_in(expert)
+            if in_time:
+                self.transfers.wait(ticket)
+                here.append([expert, slot])
+                self.counters.used += 1
+                self.counts.prefetch_used[key] += 1
+            else:
+                coming.append(ticket)
+                self.counters.late += 1
+            table.policy.feedback(key, used=True)
 
     def _abandon(self, tickets: Iterable[Ticket]) -> None:
         """A step ended early: forget the experts whose bytes did not arrive."""
@@ -184,11 +169,6 @@ class ExpertCache:
             if ticket.state is not State.DONE:
                 with self.lock:
                     self.residency.release(ticket.key)
-
-    def _end_transit(self) -> None:
-        with self.lock:
-            for key in self.residency.members(Role.TRANSIT):
-                self.residency.release(key)
 
     def _drop_bet(self, among: Collection[ExpertKey]) -> bool:
         """Free the slot of a bet among these; False if there is none.
@@ -214,7 +194,3 @@ class ExpertCache:
             self.residency.policy.feedback(key, used=False)
         else:
             self.counters.cancelled += 1
-
-    def _note(self, place: Place) -> None:
-        self.counters.evictions += place.evicted is not None
-        self.counters.bypassed += place.role is Role.TRANSIT

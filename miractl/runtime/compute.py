@@ -21,7 +21,7 @@ from miractl.runtime.loading import Outline
 from miractl.runtime.mixture import mix
 from miractl.runtime.packed import RECORD
 
-Group = Sequence[tuple[int, int]]  # (expert, slot) pairs that can be computed now
+Group = Sequence[Sequence[int]]  # (expert, slot) pairs that can be computed now
 
 
 class Compute(Protocol):

@@ -13,13 +13,12 @@ RECENT = 1000  # switches behind the percentiles
 
 
 class ExpertCounts:
-    """Per-expert totals, each [layers, experts]."""
+    """Per-expert totals of bets, each [layers, experts]."""
 
     def __init__(self, layers: int, experts: int) -> None:
         def zeros() -> npt.NDArray[np.int64]:
             return np.zeros((layers, experts), dtype=np.int64)
 
-        self.hits, self.misses = zeros(), zeros()
         self.prefetched, self.prefetch_used = zeros(), zeros()
 
 
@@ -28,8 +27,6 @@ class Counters:
     """Totals since the start; see telemetry.snapshot for what each one means."""
 
     late: int = 0
-    bypassed: int = 0
-    evictions: int = 0
     waves: int = 0
     issued: int = 0
     used: int = 0

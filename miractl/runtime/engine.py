@@ -19,7 +19,7 @@ from miractl.native.layout import MatrixShape
 from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
 from miractl.policy.registry import ways_for
-from miractl.policy.residency import Residency
+from miractl.policy.slots import make_slots
 from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime import facts, timing
@@ -109,7 +109,7 @@ class Engine:
             else DiskMover(source, self.arena)
         )
         self.cache = ExpertCache(
-            Residency(
+            make_slots(
                 *(plan.slots, ways_for(self.policy, plan.ways), plan.staging_limit), self.brain
             ),
             TransferQueue(mover, clock),

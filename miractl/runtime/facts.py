@@ -8,8 +8,8 @@ import psutil
 import torch
 
 from miractl import __version__
+from miractl.native.residency import Role
 from miractl.policy.keys import ExpertKey
-from miractl.policy.residency import Role
 from miractl.telemetry.snapshot import (
     CacheFacts,
     ExpertRow,
@@ -36,8 +36,8 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
     bets = engine.prefetcher.bets if engine.prefetcher else None
     with cache.lock:
         counters = cache.counters
-        hits = cache.counts.hits.sum(axis=1).tolist()
-        misses = cache.counts.misses.sum(axis=1).tolist()
+        hits = cache.residency.hits.sum(axis=1).tolist()
+        misses = cache.residency.misses.sum(axis=1).tolist()
         return Snapshot(
             timestamp=time.time(),
             uptime_seconds=uptime,
@@ -54,8 +54,8 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
                 hits=sum(hits),
                 misses=sum(misses),
                 late=counters.late,
-                bypassed=counters.bypassed,
-                evictions=counters.evictions,
+                bypassed=cache.residency.bypassed,
+                evictions=cache.residency.evictions,
                 waves=counters.waves,
             ),
             prefetch=PrefetchFacts(
@@ -136,8 +136,8 @@ def expert_rows(engine: "Engine") -> list[ExpertRow]:
                 heat=float(heat[layer, expert]),
                 resident=ExpertKey(layer, expert) in resident,
                 activations=int(activations[layer, expert]),
-                hits=int(counts.hits[layer, expert]),
-                misses=int(counts.misses[layer, expert]),
+                hits=int(cache.residency.hits[layer, expert]),
+                misses=int(cache.residency.misses[layer, expert]),
                 prefetched=int(counts.prefetched[layer, expert]),
                 prefetch_used=int(counts.prefetch_used[layer, expert]),
             )

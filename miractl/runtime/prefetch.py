@@ -29,7 +29,7 @@ class Prefetcher:
         clock: Callable[[], float],
     ) -> None:
         self.predictor = predictor
-        layers, experts = cache.counts.hits.shape
+        layers, experts = cache.residency.hits.shape
         state = BetsState(layers, experts, cache.residency.staging_limit, classes=2 * horizon)
         self.bets, self._pace = Bets(state), Pace(layers)
         self._cache, self._confidence, self._horizon = cache, confidence, horizon
@@ -40,24 +40,31 @@ class Prefetcher:
         """What became of the bets on this layer, before its experts are asked for."""
         cache, queue, layer = self._cache, self._cache.transfers, step.layer
         now, transfer = self._clock(), queue.seconds_each
-        used = set(step.ids.reshape(-1).tolist())
         self._is_prompt = is_prompt(step)
         self._pace.mark(layer, now, queue.stats.waited_seconds, self._is_prompt)
-        gained = lost = 0.0
         with cache.lock:
-            keys = cache.residency.keys(layer, used)
-            fetch = len(cache.residency.residents(keys)) < len(keys)
-            for key, ticket in cache.tickets.items():
-                if ticket.state is State.QUEUED:
-                    continue
-                if key.layer == layer and key.expert in used:
-                    gained += min(transfer, (ticket.finished_at or now) - ticket.began_at)
-                elif ticket.state is State.RUNNING and fetch:
-                    lost = max(lost, transfer - (now - ticket.began_at))
-            cache.drop_bets(layer, used)
-        if transfer:
-            self.bets.judge(layer, list(used), fetch, transfer)
-            self.bets.account(gained, lost, transfer)
+            gained, lost = self._outcome(step, now, transfer) if cache.tickets else (0.0, 0.0)
+            if transfer:
+                ids, _ = step.addresses
+                there = cache.residency.present(layer)
+                self.bets.settle(layer, ids, step.ids.size, there, gained, lost, transfer)
+
+    def _outcome(self, step: Routed, now: float, transfer: float) -> tuple[float, float]:
+        """Seconds gained by bets on this layer, and lost if it has to wait for others.
+
+        Its bets that it has no use for end. The caller holds the lock.
+        """
+        gained = lost = 0.0
+        used = set(step.ids.reshape(-1).tolist())
+        for key, ticket in self._cache.tickets.items():
+            if ticket.state is State.QUEUED:
+                continue
+            if key.layer == step.layer and key.expert in used:
+                gained += min(transfer, (ticket.finished_at or now) - ticket.began_at)
+            elif ticket.state is State.RUNNING:
+                lost = max(lost, transfer - (now - ticket.began_at))
+        self._cache.drop_bets(step.layer, used)
+        return gained, lost
 
     def bet(self, step: Routed, hidden: Any) -> None:
         """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it."""

@@ -67,27 +67,27 @@ class LayerRuns:
                 self.prefetcher.settle(step)
                 then = partial(self.prefetcher.bet, step, x)
             if len(routed) <= limit:
-                return self._step(layer, module, x, routed, scores, then)
+                return self._step(module, x, step, scores, then)
             parts = []
             for at in range(0, len(routed), limit):
                 s = slice(at, at + limit)
-                parts.append(self._step(layer, module, x[s], routed[s], scores[s], then))
+                part = Routed(layer, routed[s], gates[s], step.segments, step.step)
+                parts.append(self._step(module, x[s], part, scores[s], then))
                 then = None
             return torch.cat(parts)
 
     def _step(
         self,
-        layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
-        ids: Ids,
+        step: Routed,
         scores: torch.Tensor,
         then: Callable[[], None] | None,
     ) -> torch.Tensor:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
-        experts = sorted(set(ids.reshape(-1).tolist()))
-        groups = self.cache.serve(layer, experts, then)
-        return self.compute.mix(module, x, ids, scores, len(experts), groups)
+        experts = len(set(step.ids.reshape(-1).tolist()))
+        groups = self.cache.serve(step, then)
+        return self.compute.mix(module, x, step.ids, scores, experts, groups)
 
     def _record(self, layer: int, ids: Ids, scores: Scores) -> Routed:
         cache, sequences = self.cache, self.sequences

@@ -24,8 +24,8 @@ def moved(cache: ExpertCache) -> Moved:
     on_disk = cache.transfers.mover.source == "disk"
     with cache.lock:
         return Moved(
-            hits=int(cache.counts.hits.sum()),
-            misses=int(cache.counts.misses.sum()),
+            hits=int(cache.residency.hits.sum()),
+            misses=int(cache.residency.misses.sum()),
             late=cache.counters.late,
             disk_bytes=stats.bytes if on_disk else 0,
             link_bytes=0 if on_disk else stats.bytes,

@@ -16,10 +16,9 @@ from miractl.errors import UsageError
 from miractl.native.replay import Routing
 from miractl.policy.eviction import Brain
 from miractl.policy.heat import HeatTable
-from miractl.policy.keys import ExpertKey
 from miractl.policy.registry import make_policy, ways_for
-from miractl.policy.residency import Residency, Role
 from miractl.policy.routing import Routed, Segment
+from miractl.policy.slots import SlotTable, make_slots
 from miractl.simulate.study import routing_of
 from miractl.telemetry.trace import Trace
 
@@ -116,43 +115,31 @@ def drive(trace: Trace, policy: str, given: Slots, token_seconds: float, **heat:
     The heat's clock runs with the recording, or `token_seconds` a step where that has no times.
     """
     routing, clock = routing_of(trace), Clock()
-    table = HeatTable(routing.layers, routing.experts, routing.top, clock=clock, **heat)
+    scores = HeatTable(routing.layers, routing.experts, routing.top, clock=clock, **heat)
     slots = sum(given.ways) / routing.layers
-    brain = Brain(make_policy(policy, routing.top, slots, table), table)
-    residency = Residency(given.slots, ways_for(policy, given.ways), 0, brain)
-    lookups, hits, entered = (np.zeros(routing.layers, np.int64) for _ in range(3))
+    brain = Brain(make_policy(policy, routing.top, slots, scores), scores)
+    table = make_slots(given.slots, ways_for(policy, given.ways), 0, brain)
+    passed = np.zeros(routing.layers, np.int64)
     steps = 0
     try:
         for seconds, layers in steps_of(trace, routing):
             known = [steps * token_seconds] * len(layers) if seconds is None else seconds
             steps += 1
             for routed, clock.now in zip(layers, known, strict=True):
-                residency.record(routed)
-                found = _serve(residency, routed)
-                lookups[routed.layer] += found[0]
-                hits[routed.layer] += found[1]
-                entered[routed.layer] += found[2]
+                table.record(routed)
+                before = table.bypassed
+                _serve(table, routed)
+                passed[routed.layer] += table.bypassed - before
     finally:
         brain.close()
-    return Drive(lookups, hits, entered, steps, routing.tokens)
+    hits, misses = table.hits.sum(axis=1), table.misses.sum(axis=1)
+    return Drive(hits + misses, hits, misses - passed, steps, routing.tokens)
 
 
-def _serve(residency: Residency, routed: Routed) -> tuple[int, int, int]:
+def _serve(table: SlotTable, routed: Routed) -> None:
     """Look the experts of a layer up and bring in what is absent, in waves: see ExpertCache."""
-    needed = {ExpertKey(routed.layer, expert) for expert in np.unique(routed.ids).tolist()}
-    asked = len(needed)
-    here = residency.residents(needed)
-    absent = [key for key in sorted(needed) if key not in here]
-    hits, entered = asked - len(absent), 0
-    while absent:
-        waiting = []
-        for key in absent:
-            place = residency.demand(key, needed)
-            if place is None:
-                waiting.append(key)
-            else:
-                entered += place.role is Role.RESIDENT
-        for key in residency.members(Role.TRANSIT):
-            residency.release(key)
-        absent, needed = waiting, set(waiting)
-    return asked, hits, entered
+    table.ask(routed)
+    table.end_transit()
+    while table.waits:
+        table.ask_again()
+        table.end_transit()

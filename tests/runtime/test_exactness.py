@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from miractl.policy.residency import Role
+from miractl.native.residency import Role
 from miractl.runtime.runner import LayerRuns
 from tests.runtime.models import FAMILIES, load, make_model, weight_map
 
@@ -92,9 +92,9 @@ def test_long_steps_are_split_and_stay_exact(
     monkeypatch.setattr("miractl.runtime.runner.PART_BYTES", 5 * 2 * 32 * 4)  # 5 tokens
     sizes, step = [], LayerRuns._step
 
-    def counted(self: LayerRuns, layer: int, module: Any, x: torch.Tensor, *rest: Any) -> Any:
+    def counted(self: LayerRuns, module: Any, x: torch.Tensor, *rest: Any) -> Any:
         sizes.append(len(x))
-        return step(self, layer, module, x, *rest)
+        return step(self, module, x, *rest)
 
     monkeypatch.setattr(LayerRuns, "_step", counted)
     engine = load(tmp_path, 6)

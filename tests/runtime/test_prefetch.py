@@ -9,8 +9,8 @@ import pytest
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
-from miractl.policy.residency import Residency
 from miractl.policy.routing import Routed, Segment
+from miractl.policy.slots import make_slots
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.prefetch import Prefetcher
@@ -65,6 +65,12 @@ class Told:
         pass
 
 
+def routed(layer: int, *experts: int) -> Routed:
+    """A step of one token that uses these experts."""
+    ids = np.array([experts])
+    return Routed(layer, ids, np.ones(ids.shape, np.float32), (Segment(0, 0, 1, 1),), 0)
+
+
 class Bench:
     """A cache of one resident a layer, and steps of one token on it."""
 
@@ -74,7 +80,7 @@ class Bench:
         policy = Brain(LeastRecentlyUsed(LAYERS, EXPERTS), heat)
         self.queue = TransferQueue(self.world, self.world.clock, workers=1)
         self.cache = ExpertCache(
-            Residency(LAYERS + 3, (1,) * LAYERS, 2, policy),
+            make_slots(LAYERS + 3, (1,) * LAYERS, 2, policy),
             *(self.queue, ExpertCounts(LAYERS, EXPERTS), 100, self.world.clock),
         )
         self.prefetcher = Prefetcher(
@@ -82,12 +88,10 @@ class Bench:
         )
 
     def layer(self, layer: int, expert: int) -> None:
-        ids = np.array([[expert]])
-        segments = (Segment(0, 0, 1, 1),)
-        step = Routed(layer, ids, np.ones((1, 1), np.float32), segments, 0)
+        step = routed(layer, expert)
         self.cache.residency.record(step)
         self.prefetcher.settle(step)
-        for _ in self.cache.serve(layer, [expert], lambda: self.prefetcher.bet(step, None)):
+        for _ in self.cache.serve(step, lambda: self.prefetcher.bet(step, None)):
             pass
         self.idle()
         self.world.now += COMPUTE
@@ -129,7 +133,7 @@ def test_right_guesses_are_hits_and_fill_the_ledger(bench: Bench) -> None:
     assert counters.used == counters.issued > 30
     assert counters.wasted == counters.late == 0
     assert bench.prefetcher.bets.balance == pytest.approx(50 * TRANSFER)  # as much as it keeps
-    assert int(bench.cache.counts.hits[1].sum()) > 55
+    assert int(bench.cache.residency.hits[1].sum()) > 55
 
 
 def test_wrong_guesses_are_soon_withheld(bench: Bench) -> None:
@@ -175,6 +179,6 @@ def test_a_demand_may_have_the_slot_of_any_bet(bench: Bench) -> None:
     bench.token(0, 1)
     bench.cache.bet(1, [(4, 0.9), (5, 0.8)])
     bench.idle()
-    for _ in bench.cache.serve(0, [0, 2, 3, 4, 5]):
+    for _ in bench.cache.serve(routed(0, 0, 2, 3, 4, 5)):
         pass
     assert bench.cache.counters.wasted > 0

@@ -15,6 +15,7 @@
 #include "bets.h"
 
 #include <math.h>
+#include <string.h>
 
 #define LEAST 1e-4         /* no guess is surer than this, nor than 1 - this */
 #define TRUSTED 10.0       /* guesses that came true as often as they said, before the first */
@@ -206,4 +207,17 @@ void mira_bets_account(mira_bets *b, double gained, double lost, double transfer
     double most = CREDIT * transfer;
     b->balance += gained - lost;
     b->balance = b->balance < most ? b->balance : most;
+}
+
+void mira_bets_settle(mira_bets *b, int32_t layer, const int64_t *ids, int32_t count,
+                      const uint8_t *role, double gained, double lost, double transfer)
+{
+    int32_t fetch = 0;
+    memset(b->wanted, 0, b->experts);
+    for (int32_t i = 0; i < count; i++) {
+        b->wanted[ids[i]] = 1;
+        fetch |= role[ids[i]] != MIRA_RESIDENT;
+    }
+    mira_bets_judge(b, layer, b->wanted, fetch, transfer);
+    mira_bets_account(b, gained, fetch ? lost : 0, transfer);
 }

@@ -4,7 +4,7 @@
 #ifndef MIRACTL_BETS_H
 #define MIRACTL_BETS_H
 
-#include "brain.h"
+#include "residency.h"
 
 /* Decides which bets are worth their risk, and sees to it that all of them together lose at most
  * `allowance` of the time that has passed, whatever the guesses are; bets.c says how.
@@ -28,7 +28,8 @@ typedef struct {
     int32_t *proposal; /* [layers][most]: experts; -1: none */
     double *hidden;    /* [layers][most]: time that the proposal would save */
     double *risk;      /* [layers][most]: time that it may cost */
-    double *sure;      /* [experts], scratch */
+    double *sure;      /* [experts], scratch, as is */
+    uint8_t *wanted;   /* [experts] */
 } mira_bets;
 
 /* What is known when bets are placed. Times count from now. */
@@ -55,6 +56,11 @@ MIRA_API void mira_bets_judge(mira_bets *bets, int32_t layer, const uint8_t *wan
 
 /* Enter time gained and lost into the ledger. */
 MIRA_API void mira_bets_account(mira_bets *bets, double gained, double lost, double transfer);
+
+/* Both for a layer that wants ids[count], of which those have to be fetched that are not resident by
+ * role[experts]; time is lost only by a layer that has to fetch. */
+MIRA_API void mira_bets_settle(mira_bets *bets, int32_t layer, const int64_t *ids, int32_t count,
+                               const uint8_t *role, double gained, double lost, double transfer);
 
 /* The probability that the record of a class makes of a guess. */
 MIRA_API double mira_bets_calibrated(const mira_bets *bets, int32_t class_, double guess);

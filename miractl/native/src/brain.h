@@ -61,9 +61,11 @@ MIRA_API void mira_learn(mira_learner *learner, int32_t layer, int32_t starts, c
                          const float *probabilities);
 
 /* The first half of it, for one token of each of several learners that share their tables: ids and
- * probabilities[count, top]. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+ * probabilities[count, top]. Of one alone, unless worth is NULL, worth[experts] becomes its scores,
+ * more by `nearer`. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_rate(mira_learner *const *learners, int32_t count, int32_t layer,
-                       const uint8_t *starts, const uint16_t *ids, const float *probabilities);
+                       const uint8_t *starts, const int64_t *ids, const float *probabilities,
+                       double nearer, double *worth);
 
 /* What is left to learn: the second half of mira_learn for the last token, or a whole text. */
 typedef struct {

@@ -225,29 +225,41 @@ static void learn(mira_learner *m, int64_t token, int32_t layer)
     }
 }
 
-static void rate(mira_learner *m, int32_t layer, int32_t starts, const uint16_t *ids,
-                 const float *probabilities)
+/* Where the ids of the next layer go. */
+static uint16_t *open_layer(mira_learner *m, int32_t layer, int32_t starts)
 {
     if (layer == 0) {
         m->token++;
         m->starts[place(m, m->token)] = starts || m->token == 0;
     }
-    memcpy(ids_at(m, m->token, layer), ids, m->top * sizeof *ids);
+    return ids_at(m, m->token, layer);
+}
+
+static void rate(mira_learner *m, int32_t layer, const float *probabilities)
+{
+    const uint16_t *ids = ids_at(m, m->token, layer);
     average(m, layer, ids, probabilities);
     describe(m, layer, ids);
     score(m, m->token, layer, m->scores + (size_t)layer * m->lanes);
 }
 
 int mira_rate(mira_learner *const *learners, int32_t count, int32_t layer, const uint8_t *starts,
-              const uint16_t *ids, const float *probabilities)
+              const int64_t *ids, const float *probabilities, double nearer, double *worth)
 {
     for (int32_t i = 0; i < count * learners[0]->top; i++)
-        if (ids[i] >= learners[0]->experts)
+        if (ids[i] < 0 || ids[i] >= learners[0]->experts)
             return MIRA_BAD_EXPERT;
     for (int32_t i = 0; i < count; i++) {
-        size_t at = (size_t)i * learners[i]->top;
-        rate(learners[i], layer, starts[i], ids + at, probabilities + at);
+        mira_learner *m = learners[i];
+        size_t at = (size_t)i * m->top;
+        uint16_t *own = open_layer(m, layer, starts[i]);
+        for (int32_t k = 0; k < m->top; k++)
+            own[k] = (uint16_t)ids[at + k];
+        rate(m, layer, probabilities + at);
     }
+    const float *scores = learners[0]->scores + (size_t)layer * learners[0]->lanes;
+    for (int32_t e = 0; count == 1 && worth && e < learners[0]->experts; e++)
+        worth[e] = (double)scores[e] + nearer;
     return MIRA_OK;
 }
 
@@ -263,7 +275,8 @@ void learner_update(mira_learner *m)
 void mira_learn(mira_learner *m, int32_t layer, int32_t starts, const uint16_t *ids,
                 const float *probabilities)
 {
-    rate(m, layer, starts, ids, probabilities);
+    memcpy(open_layer(m, layer, starts), ids, m->top * sizeof *ids);
+    rate(m, layer, probabilities);
     if (layer == m->layers - 1)
         learner_update(m);
 }

@@ -1,0 +1,190 @@
+"""Which expert is in which slot, in C: `miractl/policy/slots.py` says what it is asked.
+
+The arrays are numpy's, so that they can be looked at.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from miractl.native.library import library
+from miractl.native.replay import Admission
+
+
+class Role(IntEnum):
+    """What an occupied slot is for."""
+
+    RESIDENT = 1
+    STAGED = 2
+    TRANSIT = 3
+
+
+class Status(IntEnum):
+    """How far a step has come."""
+
+    PLACED = 0  # everybody for whom there is room has a slot
+    CALLED = 1  # bets are called in, which comes first
+    SHORT = 2  # somebody would get the slot of a bet that is dropped
+
+
+_COUNTS = ("here", "called", "absent", "placed", "waiting")
+_POINTERS = (
+    *("worth", "ways", "held", "role", "slot", "idle", "transit", "changed", "least", "loser"),
+    *("hits", "misses", "needed", "here", "placed", "called", "absent", "waiting"),
+)
+
+
+class _Residency(ctypes.Structure):
+    _fields_ = [
+        *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "admission")),
+        *((n, ctypes.c_int32) for n in ("staging_limit", "spare", "staged", "passing")),
+        *((n, ctypes.c_int32) for n in ("idle_count", "layer")),
+        *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
+        *(("next", ctypes.c_int32), ("evictions", ctypes.c_int64), ("bypassed", ctypes.c_int64)),
+        *((n, ctypes.c_void_p) for n in _POINTERS),
+    ]
+
+
+class ResidencyTable:
+    """The table in C, of experts by numbers. Not thread-safe: its owner holds the lock."""
+
+    def __init__(
+        self,
+        slots: int,
+        ways: Sequence[int],
+        staging_limit: int,
+        worth: NDArray[np.float64],
+        admission: Admission,
+    ) -> None:
+        """`worth` [layers, experts] is read whenever somebody has to go.
+
+        Raises ValueError for an impossible division, MiractlError without the library.
+        """
+        reserve = slots - sum(ways)
+        if reserve < 0:
+            raise ValueError(f"Got {slots = } but expected at least the {sum(ways)} residents")
+        if staging_limit and not 0 < staging_limit < reserve:
+            raise ValueError(f"Got {staging_limit = } but expected 0 to {max(0, reserve - 1)}")
+        if worth.dtype != np.float64 or not worth.flags.c_contiguous:
+            raise ValueError("Got worth that is no contiguous float64")
+        self.slots, self.ways, self.staging_limit = slots, tuple(ways), staging_limit
+        layers, experts = worth.shape
+        self._arrays = self._allocate(worth)
+        arrays = self._arrays
+        self.hits: NDArray[np.int64] = arrays["hits"]
+        self.misses: NDArray[np.int64] = arrays["misses"]
+        self._role, self._slot, self._changed = arrays["role"], arrays["slot"], arrays["changed"]
+        self._rows: list[NDArray[np.uint8]] = list(self._role)
+        self._struct = _Residency(
+            *(layers, experts, len(self.ways), admission, staging_limit, reserve),
+            idle_count=slots,
+            **{name: arrays[name].ctypes.data for name in _POINTERS},
+        )
+        self._address = ctypes.addressof(self._struct)
+        native = library()
+        self._ask, self._ask_again, self._place = (
+            *(native.mira_ask, native.mira_ask_again, native.mira_place),
+        )
+        self._adopt, self._stage = native.mira_adopt, native.mira_stage
+        self._release, self._end_transit = native.mira_release, native.mira_end_transit
+
+    def _allocate(self, worth: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+        (layers, experts), slots = worth.shape, self.slots
+        cells, pairs = (layers, experts), (experts, 2)
+        return {
+            "worth": worth,
+            "ways": np.array(self.ways, np.int32),
+            "held": np.zeros(len(self.ways), np.int32),
+            "role": np.zeros(cells, np.uint8),
+            "slot": np.full(cells, -1, np.int32),
+            "idle": np.arange(slots - 1, -1, -1, dtype=np.int32),
+            "transit": np.zeros(slots, np.int32),
+            "changed": np.zeros(layers, np.uint8),
+            "least": np.full(layers, np.inf),
+            "loser": np.zeros(layers, np.int32),
+            "hits": np.zeros(cells, np.int64),
+            "misses": np.zeros(cells, np.int64),
+            "needed": np.zeros(experts, np.uint8),
+            **{name: np.zeros(pairs, np.int32) for name in ("here", "placed")},
+            **{name: np.zeros(experts, np.int32) for name in ("called", "absent", "waiting")},
+        }
+
+    def __len__(self) -> int:
+        return self.slots - int(self._struct.idle_count)
+
+    @property
+    def evictions(self) -> int:
+        """Residents that had to go, in all."""
+        return int(self._struct.evictions)
+
+    @property
+    def bypassed(self) -> int:
+        """Experts that the step needed and that did not become resident, in all."""
+        return int(self._struct.bypassed)
+
+    @property
+    def here(self) -> list[list[int]]:
+        """Experts of the step that were resident, with their slots."""
+        count = self._struct.here_count
+        return self._arrays["here"][:count].tolist() if count else []
+
+    @property
+    def called(self) -> list[int]:
+        """Experts of the step that are staged: to be called in, or to fail."""
+        found: list[int] = self._arrays["called"][: self._struct.called_count].tolist()
+        return found
+
+    @property
+    def placed(self) -> list[list[int]]:
+        """Absent experts of the step that got a slot, with it."""
+        count = self._struct.placed_count
+        return self._arrays["placed"][:count].tolist() if count else []
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody has to wait for the next wave."""
+        return bool(self._struct.waiting_count)
+
+    def ask_again(self) -> int:
+        """The next wave, of those that wait; the Status."""
+        status: int = self._ask_again(self._address)
+        return status
+
+    def place(self, skip: bool = False) -> int:
+        """Bring the absent in; `skip`: whoever came short waits. The Status."""
+        status: int = self._place(self._address, skip)
+        return status
+
+    def call_in(self, expert: int) -> int:
+        """A staged expert of the step is needed: its slot."""
+        self._adopt(self._address, expert)
+        return int(self._slot[self._struct.layer, expert])
+
+    def fail(self, expert: int) -> None:
+        """A staged expert of the step is no good: it is absent, after the others."""
+        struct = self._struct
+        self._release(self._address, struct.layer, expert)
+        self._arrays["absent"][struct.absent_count] = expert
+        struct.absent_count += 1
+
+    def bet(self, key: tuple[int, int]) -> int | None:
+        """A slot for a bet on an absent expert, or None: one spare slot stays for a demand."""
+        slot: int = self._stage(self._address, *key)
+        return None if slot < 0 else slot
+
+    def release(self, key: tuple[int, int]) -> None:
+        """Free the slot of an expert, whatever its role."""
+        self._release(self._address, *key)
+
+    def end_transit(self) -> None:
+        """Free the slots of all who are in transit."""
+        if self._struct.passing:
+            self._end_transit(self._address)
+
+    def present(self, layer: int) -> NDArray[np.uint8]:
+        """Roles of the experts of a layer, 0 without a slot, [experts]; not to be written to."""
+        return self._rows[layer]
