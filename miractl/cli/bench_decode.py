@@ -73,8 +73,8 @@ def decode(
     """Measure how fast MODEL reads prompts and generates tokens, one request at a time.
 
     MODEL is the bundled demo model unless given. Prompts are random tokens, which reach more
-    experts than text does, unless a file has some; each round has another one. Processor time counts
-    all threads.
+    experts than text does, or the paragraphs of a file; each round has another one. Processor time
+    counts all threads.
 
     \b
     Examples:
@@ -99,10 +99,11 @@ def decode(
     quiet_transformers()
 
     loaded = load_profile(profile)
+    layout = values_of(resolve_runtime(loaded, given(sets=sets, threads=threads)))
     options = EngineOptions(
         *(folder, folder.name, values_of(resolve_parameters(loaded, parameters))),
         profile=profile, device=device, dtype=dtype, expert_memory=expert_memory,
-        with_tokenizer=False, **values_of(resolve_runtime(loaded, given(sets=sets, threads=threads))),
+        with_tokenizer=False, **layout,
     )  # fmt: skip
     with contenders_of(options, against is not None) as (contenders, facts):
         if prompts is None:
@@ -119,8 +120,8 @@ def decode(
         out.json({"schema": SCHEMA, "model": str(folder), **facts, "contenders": found})
         return
     out.data(
-        f"{folder.name} on {facts['device']} in {facts['dtype']}, {facts['threads']} threads, {facts['sets']} x {facts['ways']} "
-        "sets x ways: "
+        f"{folder.name} on {facts['device']} in {facts['dtype']}, {facts['threads']} threads, "
+        f"sets x ways {facts['sets']} x {facts['ways']}: "
         f"{facts['slots']} of {facts['experts']} experts in "
         f"{format_bytes(facts['expert_memory_bytes'])}"
     )

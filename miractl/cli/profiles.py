@@ -127,9 +127,7 @@ def _facts(profile: Profile) -> dict[str, Any]:
             "pcie_lanes": hardware.pcie_lanes,
         },
         **{
-            section: {
-                name: dict(zip(("value", "source"), values[name], strict=True)) for name in known
-            }
+            section: {n: {"value": values[n][0], "source": values[n][1]} for n in known}
             for section, known in SECTIONS.items()
         },
     }

@@ -20,16 +20,14 @@ from miractl.cli.options import (
 )
 from miractl.cli.progress import clear_progress
 from miractl.cli.prompts import prompts_option, read_prompts
-from miractl.cli.tune_report import candidate_words, json_of, table_of, verdict
-from miractl.errors import MiractlError, UsageError
+from miractl.cli.tune_report import candidate_words, json_of, machine_words, table_of, verdict
+from miractl.errors import UsageError
 from miractl.output import Output
 from miractl.plan.tuning import best_of, conclude
 
 if TYPE_CHECKING:
     from miractl.cli.tune_search import Search
     from miractl.config import Setting
-    from miractl.plan.tuning import Outcome
-    from miractl.probe.facts import HardwareSnapshot
     from miractl.profiles import Profile
 
 SCHEMA = "miractl.tune/1"
@@ -108,23 +106,19 @@ def command(
         raise
     finally:
         clear_progress()
-    outcome = conclude(search.runs, search.today)
-    written = None
-    if output is not None or outcome.is_worth_it:
-        written = output or Path(DEFAULT_FILE)
-        _write(written, search, outcome, base, settings)
+    written = _conclude(search, output, base, settings)
+    outcome, shape = conclude(search.runs, search.today), search.shape
     if as_json:
-        found = json_of(search.runs, search.shape, outcome)
         names = {"model": str(options["model_path"]), "device": search.facts["device"]}
+        found = json_of(search.runs, shape, outcome)
         out.json({"schema": SCHEMA, **names, "profile": written and str(written), **found})
-        return
-    out.data(table_of(search.runs, search.shape, search.today))
-    out.data("\n" + verdict(outcome, search.shape))
+    else:
+        out.data(f"{table_of(search.runs, shape, search.today)}\n\n{verdict(outcome, shape)}")
     if written is None:
         out.note("no profile written; -o FILE writes one with today's settings")
-        return
-    out.note(f"wrote {written}; to use it:")
-    out.note(f"  {_serve_line(model, written, expert_memory)}")
+    else:
+        out.note(f"wrote {written}; to use it:")
+        out.note(f"  {_serve_line(model, written, expert_memory)}")
 
 
 def _asked_memory(model: str | None, asked: str | None, out: Output) -> str | None:
@@ -216,48 +210,34 @@ def _check_target(output: Path | None) -> None:
         raise UsageError(f"--output: {str(output)!r} does not end in .yaml", hint="-o tuned.yaml")
 
 
-def _write(
-    target: Path,
-    search: "Search",
-    outcome: "Outcome",
-    base: "Profile",
-    settings: "Mapping[str, Setting]",
-) -> None:
-    """Write the profile whole or not at all."""
-    from miractl.plan.tuned import layout_of, profile_text, tuned_profile
+def _conclude(
+    search: "Search", output: Path | None, base: "Profile", settings: "Mapping[str, Setting]"
+) -> Path | None:
+    """Write the profile, if something is faster or it was asked for; where it is."""
+    from miractl.plan.tuned import layout_of, tuned_profile, write_profile
     from miractl.probe.snapshot import take
 
-    facts, machine = search.facts, take()
+    outcome = conclude(search.runs, search.today)
+    if output is None and not outcome.is_worth_it:
+        return None
+    target = output or Path(DEFAULT_FILE)
     won = outcome.best if outcome.is_worth_it else outcome.today
     gain = f"{outcome.gain - 1:+.1%} over" if outcome.is_worth_it else "nothing beat"
-    gpus = machine.nvml.gpus if machine.nvml is not None else ()
+    facts, machine = search.facts, take()
     on_gpu = facts["device"] != "cpu"
+    gpu = machine.nvml.gpus[0] if on_gpu and machine.nvml and machine.nvml.gpus else None
     profile = tuned_profile(
         target.stem,
         f"{search.options['model_id']} with {facts['slots']} of {facts['experts']} experts in"
-        f" memory, on {_machine_words(machine, on_gpu)}",
+        f" memory, on {machine_words(machine, gpu)}",
         base,
         settings,
         layout_of(won.candidate, search.shape, has_threads=not on_gpu),
         f"measured by miractl tune {date.today()}, {gain} profile {base.name}",
-        gpus[0] if on_gpu and gpus else None,
+        gpu,
     )
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        partial.write_text(profile_text(profile), encoding="utf-8")
-        os.replace(partial, target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise MiractlError(f"{target}: {error.strerror}") from None
-
-
-def _machine_words(machine: "HardwareSnapshot", on_gpu: bool) -> str:
-    if on_gpu and machine.nvml is not None and machine.nvml.gpus:
-        return machine.nvml.gpus[0].name or "a GPU"
-    cpu = machine.cpu
-    if cpu is None:
-        return "a CPU"
-    return f"{cpu.recommended_threads} cores of {cpu.model or 'a CPU'}"
+    write_profile(target, profile)
+    return target
 
 
 def _serve_line(model: str | None, profile: Path, expert_memory: str | None) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 from miractl.output import table
 from miractl.plan.tuning import Candidate, Outcome, Run, Shape, Trial, trials
+from miractl.probe.devices import Gpu
+from miractl.probe.facts import HardwareSnapshot
 from miractl.units import format_share
 
 
@@ -17,6 +19,16 @@ def candidate_words(candidate: Candidate, shape: Shape) -> str:
     staged = f"{candidate.staged} staged" if candidate.staged else "no prefetch"
     ways = _counted(candidate.ways(shape.slots), "way")
     return f"{_counted(candidate.sets, 'set')} x {ways}, {staged}, {threads}"
+
+
+def machine_words(machine: HardwareSnapshot, gpu: Gpu | None) -> str:
+    """What a profile says of the machine that it was measured on."""
+    if gpu is not None:
+        return gpu.name or "a GPU"
+    cpu = machine.cpu
+    if cpu is None:
+        return "a CPU"
+    return f"{_counted(cpu.recommended_threads, 'core')} of {cpu.model or 'a CPU'}"
 
 
 def latest(runs: Sequence[Run]) -> list[Trial]:

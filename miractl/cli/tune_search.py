@@ -29,8 +29,8 @@ class Search:
         """What the candidates divide."""
         from miractl.native import available
 
-        names = ("layers", "experts", "top_k", "slots")
-        return Shape(*(self.facts[name] for name in names), bets=available())
+        sizes = {name: self.facts[name] for name in ("layers", "experts", "top_k", "slots")}
+        return Shape(**sizes, bets=available())
 
     @property
     def today(self) -> Candidate:
@@ -67,9 +67,8 @@ class Search:
         if candidate.staged:
             values["max_staged_experts"] = candidate.staged
         layout = {"sets": candidate.sets, "threads": candidate.threads}
-        return trial.run(
-            {**self.options, "parameters": values, **layout}, self.prompts, passages
-        ).rate
+        options = {**self.options, "parameters": values, **layout}
+        return trial.run(options, self.prompts, passages).rate
 
 
 def thread_counts(today: int, device: str) -> tuple[int, ...]:

@@ -1,13 +1,16 @@
 """The profile that a search ends with, and any profile as the text of its file."""
 
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from miractl.config import Setting
+from miractl.errors import MiractlError
 from miractl.plan.tuning import Candidate, Shape
-from miractl.probe.facts import Gpu
+from miractl.probe.devices import Gpu
 from miractl.profiles import PARAMETERS, SECTIONS, Hardware, Profile
 from miractl.units import MIB
 
@@ -48,6 +51,17 @@ def layout_of(candidate: Candidate, shape: Shape, has_threads: bool) -> dict[str
 def profile_text(profile: Profile) -> str:
     """The YAML of a profile, with the source of each value as its comment."""
     return "\n".join(_lines(profile)) + "\n"
+
+
+def write_profile(target: Path, profile: Profile) -> None:
+    """Write the file whole or not at all. Raises MiractlError."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_text(profile_text(profile), encoding="utf-8")
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise MiractlError(f"{target}: {error.strerror}") from None
 
 
 def _lines(profile: Profile) -> Iterator[str]:

@@ -12,7 +12,7 @@ A run goes through passages, a prompt and the tokens after it, and gives tokens 
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 
 GROWTH = 2  # passages of a run from round to round
@@ -52,12 +52,7 @@ class Candidate:
 
     def changes(self, other: "Candidate") -> int:
         """In how many settings two differ."""
-        pairs = (
-            (self.sets, other.sets),
-            (self.staged, other.staged),
-            (self.threads, other.threads),
-        )
-        return sum(one != two for one, two in pairs)
+        return sum(one != two for one, two in zip(astuple(self), astuple(other), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
