@@ -154,8 +154,8 @@ _ALL = (
 )
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
 _SHAPE = (
-    Parameter("sets", "int", None, "Sets that layers share slots in.", 1, 1024),
-    Parameter("threads", "int", None, "Threads of the CPU; OMP_NUM_THREADS wins.", 1, 1024),
+    Parameter("sets", "int", None, "Sets of slots: layer l caches in set l mod N.", 1, 1024),
+    Parameter("threads", "int", None, "Threads on a CPU; OMP_NUM_THREADS wins.", 1, 1024),
 )
 # How the runtime is laid out, fixed once it is loaded. None: as policy, model and machine have it.
 RUNTIME: dict[str, Parameter] = {setting.name: setting for setting in _SHAPE}

@@ -20,7 +20,14 @@ from miractl.cli.options import (
 )
 from miractl.cli.progress import clear_progress
 from miractl.cli.prompts import prompts_option, read_prompts
-from miractl.cli.tune_report import candidate_words, json_of, machine_words, table_of, verdict
+from miractl.cli.tune_report import (
+    candidate_words,
+    gain_words,
+    json_of,
+    machine_words,
+    table_of,
+    verdict,
+)
 from miractl.errors import UsageError
 from miractl.output import Output
 from miractl.plan.tuning import best_of, conclude
@@ -222,7 +229,7 @@ def _conclude(
         return None
     target = output or Path(DEFAULT_FILE)
     won = outcome.best if outcome.is_worth_it else outcome.today
-    gain = f"{outcome.gain - 1:+.1%} over" if outcome.is_worth_it else "nothing beat"
+    gain = gain_words(outcome) if outcome.is_worth_it else "nothing beat"
     facts, machine = search.facts, take()
     on_gpu = facts["device"] != "cpu"
     gpu = machine.nvml.gpus[0] if on_gpu and machine.nvml and machine.nvml.gpus else None

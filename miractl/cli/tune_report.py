@@ -54,6 +54,11 @@ def table_of(runs: Sequence[Run], shape: Shape, today: Candidate) -> str:
     return table(rows, (*headers, "tokens/s", "spread", "round", ""))
 
 
+def gain_words(outcome: Outcome) -> str:
+    """`+8.0 % over`, to go on with over what."""
+    return f"{100 * (outcome.gain - 1):+.1f} % over"
+
+
 def verdict(outcome: Outcome, shape: Shape) -> str:
     """What came out, in a sentence or two."""
     best, today = outcome.best, outcome.today
@@ -61,7 +66,7 @@ def verdict(outcome: Outcome, shape: Shape) -> str:
     if best.candidate == today.candidate:
         return f"today's settings are the fastest that were found: {today.median:.4g} tokens/s"
     words = candidate_words(best.candidate, shape)
-    gain = f"{best.median:.4g} tokens/s, {outcome.gain - 1:+.1%} over today's {today.median:.4g}"
+    gain = f"{best.median:.4g} tokens/s, {gain_words(outcome)} today's {today.median:.4g}"
     if outcome.is_worth_it:
         return f"fastest: {words}: {gain}; {spread}"
     return f"nothing beats today's settings beyond the spread: {words} gave {gain}, while {spread}"

@@ -27,7 +27,8 @@ def tuned_profile(
     gpu: Gpu | None = None,
 ) -> Profile:
     """The settings in force where they are no defaults, and over them a measured `layout`."""
-    kept = {n: s for n, s in settings.items() if n in PARAMETERS and s.origin != "default"}
+    defaults = ("default", "profile default")
+    kept = {n: s for n, s in settings.items() if n in PARAMETERS and s.origin not in defaults}
     values = {name: setting.value for name, setting in kept.items()} | layout
     sources = {name: _source(name, setting, base) for name, setting in kept.items()}
     hardware = Hardware()

@@ -96,6 +96,7 @@ class TinyEngine:
                 6144,
                 "cpu",
                 "float32",
+                1,
                 "float32",
                 "torch",
                 "float32",
