@@ -41,7 +41,7 @@ def owned(step: Routed) -> list[Segment]:
 
 def is_prompt(step: Routed) -> bool:
     """Whether some sequence has several tokens in the step."""
-    return any(len(segment) > 1 for segment in step.segments)
+    return len(step.ids) > len(step.segments)
 
 
 def union(each: npt.NDArray[np.float64]) -> Probabilities:

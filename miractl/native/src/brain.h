@@ -130,6 +130,11 @@ MIRA_API void mira_begin(mira_predictor *predictor, int32_t starts);
 MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer);
 MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint16_t *ids);
 
+/* What routers asked early say, as guess[experts]: 1/2 to 1 for whom they choose, by the weights[tokens,
+ * top] or all 1 if that is NULL; for any of the tokens. Ids that do not exist are passed over. */
+MIRA_API void mira_lookahead(const int64_t *ids, const float *weights, int32_t tokens, int32_t top,
+                             int32_t experts, double *guess);
+
 /* Over a recording: probabilities[tokens, layers, experts] of each expert as known `ahead` layers
  * before, of the first `ahead` layers at the beginning of the token. */
 MIRA_API void mira_foresee(const mira_routing *routing, mira_predictor *predictor,

@@ -152,3 +152,20 @@ void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilitie
         }
     }
 }
+
+void mira_lookahead(const int64_t *ids, const float *weights, int32_t tokens, int32_t top,
+                    int32_t experts, double *guess)
+{
+    memset(guess, 0, experts * sizeof *guess);
+    for (int32_t t = 0; t < tokens; t++, ids += top) {
+        float most = 1e-9f;
+        for (int32_t i = 0; weights && i < top; i++)
+            most = weights[i] > most ? weights[i] : most;
+        for (int32_t i = 0; i < top; i++) {
+            double share = weights ? weights[i] / most : 1;
+            if (ids[i] >= 0 && ids[i] < experts)
+                guess[ids[i]] = 1 - (1 - guess[ids[i]]) * (0.5 - 0.5 * (share > 0 ? share : 0));
+        }
+        weights += weights ? top : 0;
+    }
+}
