@@ -44,6 +44,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_predict": (None, (_ADDRESS, _INT)),
     "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
     "mira_foresee": (None, (_ADDRESS,) * 3),
+    "mira_follow": (_INT, (_ADDRESS, _INT, _ADDRESS, _ADDRESS)),
+    "mira_recall": (_DOUBLE, (_ADDRESS, _INT, _ADDRESS, _INT)),
     "mira_lookahead": (None, (_ADDRESS, _ADDRESS, _INT, _INT, _INT, _ADDRESS)),
     "mira_replay": (_INT, (_ADDRESS,) * 6),
     "mira_ask": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),
