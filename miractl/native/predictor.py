@@ -88,6 +88,15 @@ class PredictorState:
         self.scratch = np.zeros((2, self.lanes), np.float32)
 
 
+def recall(guess: NDArray[np.float64], ids: NDArray[np.int64]) -> float:
+    """Share of the different experts `ids` that are among as many likeliest by guess [experts].
+
+    Neither has gaps; `ids` are of the model, and there is at least one.
+    """
+    told = guess.ctypes.data, len(guess), ids.ctypes.data, ids.size
+    return float(library().mira_recall(*told))
+
+
 class Predictor:
     """A predictor and its state. Not thread-safe: its owner holds the lock."""
 
@@ -100,6 +109,17 @@ class Predictor:
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._library = library()
+        # Of each expert of the layer predicted last by `follow`: overwritten by the next.
+        self.guess: NDArray[np.float64] = np.zeros(state.experts)
+        self._guess_at, self._address = self.guess.ctypes.data, ctypes.addressof(self._struct)
+
+    def follow(self, layer: int, ids: int) -> None:
+        """`confirm` the int64 at address `ids` [k], then `predict` the layer that they tell of.
+
+        Raises ValueError for experts that do not exist.
+        """
+        if self._library.mira_follow(self._address, layer, ids, self._guess_at):
+            raise ValueError(f"Got experts that are none of {self.state.experts}")
 
     def begin(self, starts: bool = False) -> None:
         """Begin a token; `starts` says that it begins a text."""

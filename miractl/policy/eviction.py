@@ -14,7 +14,7 @@ from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.memory import Memory
-from miractl.policy.routing import Routed
+from miractl.policy.routing import Ids, Routed
 
 Floats = npt.NDArray[np.float64]
 Tables = npt.NDArray[np.float32]
@@ -149,6 +149,7 @@ class Brain:
         self._felt = self.activations.copy()  # those that the heat knows of
         self.seconds = 0.0  # of the heat's clock, when the last layer was recorded
         self._recalled: Mapping[str, Tables] = {}
+        self._told: list[tuple[int, Ids]] = []  # layers and their experts [k], not counted yet
         self._before = np.zeros_like(self.activations)  # tokens of earlier runs
         self._feels_layers = isinstance(eviction, HeatEviction)
 
@@ -162,11 +163,18 @@ class Brain:
             self.heat.go_on()
 
     def _count(self, step: Routed) -> None:
-        layer, row = step.layer, self.activations[step.layer]
-        if len(step.ids) == 1:
-            row[step.ids[0]] += 1
+        layer = step.layer
+        if len(step.ids) == 1 and not self._feels_layers:
+            self._told.append((layer, step.ids[0]))
         else:
+            row = self.activations[layer]
             row += np.bincount(step.ids.reshape(-1), minlength=len(row))
+        if layer == len(self.worth) - 1 and self._told:
+            # New tokens are counted when all layers are through: numpy is slow for a few numbers.
+            layers, ids = zip(*self._told, strict=True)
+            rows = np.repeat(layers, [len(one) for one in ids])
+            np.add.at(self.activations, (rows, np.concatenate(ids)), 1)
+            self._told.clear()
         if self._feels_layers:
             self._warm(layer, len(step.ids))
         elif layer == len(self.worth) - 1:

@@ -29,12 +29,10 @@ class Stream:
                 predictor.predict(layer)
         self._is_new = False
 
-    def confirm(self, layer: int, ids: Any) -> None:
-        """Learn a layer's experts [k], and predict what they tell of."""
+    def confirm(self, layer: int, ids: int) -> None:
+        """Learn a layer's experts, int64 [k] at address `ids`, and predict what they tell of."""
         for predictor in self.predictors:
-            predictor.confirm(layer, ids)
-            if layer + predictor.state.ahead < predictor.state.layers:
-                predictor.predict(layer + predictor.state.ahead)
+            predictor.follow(layer, ids)
         self.next_layer = layer + 1
 
 
@@ -67,9 +65,9 @@ class Foresight:
             elif step.layer == 0:
                 self._tokens += 1
                 stream.begin(part.position == 0)
-                stream.confirm(0, step.ids[part.start])
+                stream.confirm(0, self._row_at(step, part))
             elif stream.next_layer == step.layer:
-                stream.confirm(step.layer, step.ids[part.start])
+                stream.confirm(step.layer, self._row_at(step, part))
 
     def guess(self, ahead: int) -> Probabilities | None:
         """By each new token's past, by popularity for prompts."""
@@ -80,11 +78,13 @@ class Foresight:
             return self._popular.guess(ahead)
         streams = [self._streams.of(part) for part in owned(step)]
         each = [
-            stream.predictors[ahead - 1].probabilities(step.layer + ahead).astype(np.float64)
+            stream.predictors[ahead - 1].guess
             for stream in streams
             if stream.next_layer == step.layer + 1
         ]
-        return union(np.stack(each)) if each else None
+        if len(each) > 1:
+            return union(np.stack(each))
+        return each[0].copy() if each else None
 
     def fade(self) -> None:
         """Halve the counts; let the tables move again."""
@@ -92,15 +92,21 @@ class Foresight:
             state.fade()
         self._popular.fade()
 
+    @staticmethod
+    def _row_at(step: Routed, part: Segment) -> int:
+        ids, _ = step.addresses
+        return ids + part.start * step.ids.strides[0]
+
     def _read(self, stream: Stream, step: Routed, part: Segment) -> None:
         if step.layer == 0:
             stream.prompt = []
         stream.prompt.append(step.ids[max(part.start, part.stop - LAST) : part.stop])
         if step.layer + 1 < self._layers or len(stream.prompt) < self._layers:
             return
-        for at, token in enumerate(np.stack(stream.prompt, axis=1)):
+        tokens = np.ascontiguousarray(np.stack(stream.prompt, axis=1), np.int64)
+        for at, token in enumerate(tokens):
             self._tokens += 1
             stream.begin(at == 0)
-            for layer, ids in enumerate(token):
-                stream.confirm(layer, ids)
+            for layer in range(len(token)):
+                stream.confirm(layer, token[layer].ctypes.data)
         stream.prompt = []

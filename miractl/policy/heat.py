@@ -13,6 +13,7 @@ Three rules feed it, a fourth reads it (the design of Mira, adaptive expert cach
 Decay is applied on reading, in closed form: a pause of an hour costs what one of 100 ms does.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -88,9 +89,14 @@ class HeatTable:
 
     def feedback(self, layer: int, expert: int, used: bool) -> None:
         """Record how a prefetch of this expert ended."""
-        now = self._now()
-        score = float(self._at(now, (layer, expert))) + (PREFETCH_USED if used else PREFETCH_WASTED)
-        self._rebase(now, (layer, expert), min(1.0, max(0.0, score)))
+        now, where = self._now(), (layer, expert)
+        # As `_at` and `_rebase`, which numpy does slowly for one number.
+        idle = now - self._since.item(where)
+        intervals = math.floor(idle / DECAY_INTERVAL + 1e-9)
+        score = self._score.item(where) * self.decay**intervals
+        score += PREFETCH_USED if used else PREFETCH_WASTED
+        self._since[where] = now - (idle - DECAY_INTERVAL * intervals)
+        self._score[where] = min(1.0, max(0.0, score))
 
     def scores(self, rows: int | slice = slice(None)) -> Floats:
         """Scores now: [layers, experts], or [experts] of one layer."""

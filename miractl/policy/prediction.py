@@ -41,7 +41,7 @@ def owned(step: Routed) -> list[Segment]:
 
 def is_prompt(step: Routed) -> bool:
     """Whether some sequence has several tokens in the step."""
-    return any(len(segment) > 1 for segment in step.segments)
+    return len(step.ids) > len(step.segments)
 
 
 def union(each: npt.NDArray[np.float64]) -> Probabilities:
@@ -62,18 +62,31 @@ class Popularity:
     def __init__(self, layers: int, experts: int, top_k: int) -> None:
         self._share = np.full((layers, experts), top_k / experts)
         self._layer, self._tokens = 0, 1
+        self._told: list[tuple[int, Ids]] = []  # layers and their experts [k], not counted yet
 
     def observe(self, step: Routed, hidden: Any = None) -> None:
         """Move the averages on by the step's tokens."""
         ids = self._ids(step)
         self._layer, self._tokens = step.layer, len(ids)
-        if not len(ids):
-            return
-        row = self._share[step.layer]
+        if step.layer == 0:
+            self._catch_up()
         if len(ids) == 1:
+            self._told.append((step.layer, ids[0]))
+        elif len(ids):
+            self._count(step.layer, ids)
+        if step.layer == len(self._share) - 1:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """New tokens are counted when all layers are through: only later layers are asked about."""
+        for layer, ids in self._told:
+            row = self._share[layer]
             row *= 1 - RECENT
-            row[ids[0]] += RECENT
-            return
+            row[ids] += RECENT
+        self._told.clear()
+
+    def _count(self, layer: int, ids: Ids) -> None:
+        row = self._share[layer]
         kept = (1 - RECENT) ** len(ids)
         counts = np.bincount(ids.reshape(-1), minlength=len(row))
         row *= kept
@@ -89,6 +102,7 @@ class Popularity:
 
     def fade(self) -> None:
         """Draw the averages half way to their mean."""
+        self._catch_up()
         self._share += (self._share.mean(axis=1, keepdims=True) - self._share) / 2
 
     @staticmethod

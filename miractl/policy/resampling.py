@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-
+from miractl.native.predictor import recall
 from miractl.policy.prediction import Predictor, Probabilities
 from miractl.policy.routing import Routed
 
@@ -56,9 +55,7 @@ class Resampled:
         noted, self._guess, self._layer = self._guess, None, step.layer
         if noted is None or noted[0] != step.layer:
             return
-        used = np.unique(step.ids)
-        likeliest = np.argpartition(-noted[1], len(used) - 1)[: len(used)]
-        share = len(np.intersect1d(likeliest, used, assume_unique=True)) / len(used)
+        share = recall(noted[1], step.ids)
         self._judged += 1
         self._fast += max(FAST, 1 / self._judged) * (share - self._fast)
         self._slow += max(SLOW, 1 / self._judged) * (share - self._slow)

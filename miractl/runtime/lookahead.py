@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from miractl.policy.prediction import Probabilities, union
+from miractl.native.library import library
+from miractl.policy.prediction import Probabilities
 from miractl.policy.routing import Routed
 
 Router = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
@@ -76,30 +77,52 @@ class Lookahead:
     def __init__(self, routers: Sequence[Router], experts: int) -> None:
         self._routers, self._experts = routers, experts
         self._layer, self._hidden = 0, torch.empty(0)
+        self._places: tuple[int, int | None] | None = None
+        self._guess: Probabilities = np.zeros(experts)
+        self._address, self._native = self._guess.ctypes.data, library().mira_lookahead
 
     def observe(self, step: Routed, hidden: torch.Tensor) -> None:
         """Keep the states [T, H] until they are asked about."""
         self._layer, self._hidden = step.layer, hidden
 
-    @torch.no_grad()
     def guess(self, ahead: int) -> Probabilities | None:
-        """By the router of the layer so many further on; None after the last."""
+        """By the router of the layer so many further on; None after the last.
+
+        It is asked in the mode of the step, without gradients. Overwritten by the next guess.
+        """
         if self._layer + ahead >= len(self._routers):
             return None
-        raw = self._routers[self._layer + ahead](self._hidden)
-        answer = [part for part in raw if isinstance(part, torch.Tensor)]
-        indices = next(part for part in answer if not part.is_floating_point())
-        weights = next(
-            (w for w in answer if w.is_floating_point() and w.shape == indices.shape), None
+        answer = self._routers[self._layer + ahead](self._hidden)
+        if self._places is None:
+            self._places = _places(answer)
+        where, beside = self._places
+        ids = _plain(answer[where], torch.int64)
+        weights = None if beside is None else _plain(answer[beside], torch.float32)
+        top = ids.shape[-1]
+        self._native(
+            *(ids.data_ptr(), None if weights is None else weights.data_ptr()),
+            *(ids.numel() // top, top, self._experts, self._address),
         )
-        chosen = indices.reshape(-1, indices.shape[-1]).cpu().numpy()
-        each = np.zeros((len(chosen), self._experts))
-        shares: Any = 1.0
-        if weights is not None:
-            shares = weights.reshape(chosen.shape).float().cpu().numpy()
-            shares = shares / np.maximum(shares.max(axis=1, keepdims=True), 1e-9)
-        np.put_along_axis(each, chosen, 0.5 + 0.5 * np.clip(shares, 0, 1), axis=1)
-        return union(each)
+        return self._guess
 
     def fade(self) -> None:
         """There is nothing that it has learned."""
+
+
+def _places(answer: Sequence[Any]) -> tuple[int, int | None]:
+    """Where in a router's answer the ids [..., k] are, and their weights; None without weights."""
+    tensors = {at: part for at, part in enumerate(answer) if isinstance(part, torch.Tensor)}
+    ids = next(at for at, part in tensors.items() if not part.is_floating_point())
+    weights = (
+        at
+        for at, part in tensors.items()
+        if part.is_floating_point() and part.shape == tensors[ids].shape
+    )
+    return ids, next(weights, None)
+
+
+def _plain(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In memory of the CPU, without gaps."""
+    if values.dtype is not dtype or values.is_cuda or not values.is_contiguous():
+        values = values.to("cpu", dtype).contiguous()
+    return values

@@ -32,9 +32,10 @@ class Prefetcher:
         layers, experts = cache.residency.hits.shape
         state = BetsState(layers, experts, cache.residency.staging_limit, classes=2 * horizon)
         self.bets, self._pace = Bets(state), Pace(layers)
-        self._cache, self._confidence, self._horizon = cache, confidence, horizon
+        self._cache, self._horizon = cache, horizon
         self._clock, self._began = clock, clock()
         self._is_prompt = False
+        self._moment = Moment(confidence=confidence)
 
     def settle(self, step: Routed) -> None:
         """What became of the bets on this layer, before its experts are asked for."""
@@ -55,11 +56,19 @@ class Prefetcher:
         Its bets that it has no use for end. The caller holds the lock.
         """
         gained = lost = 0.0
-        used = set(step.ids.reshape(-1).tolist())
+        own = []
         for key, ticket in self._cache.tickets.items():
+            if key.layer == step.layer:
+                own.append((key, ticket))
+            elif ticket.state is State.RUNNING:
+                lost = max(lost, transfer - (now - ticket.began_at))
+        if not own:
+            return gained, lost
+        used = set(step.ids.reshape(-1).tolist())
+        for key, ticket in own:
             if ticket.state is State.QUEUED:
                 continue
-            if key.layer == step.layer and key.expert in used:
+            if key.expert in used:
                 gained += min(transfer, (ticket.finished_at or now) - ticket.began_at)
             elif ticket.state is State.RUNNING:
                 lost = max(lost, transfer - (now - ticket.began_at))
@@ -75,14 +84,10 @@ class Prefetcher:
             return
         queue = self._cache.transfers
         transfer, (demands, bets) = queue.seconds_each, queue.pending
-        at = Moment(
-            elapsed=self._clock() - self._began,
-            link=(demands + bets) * transfer,
-            gate=demands * transfer + compute,
-            transfer=transfer,
-            compute=compute,
-            confidence=self._confidence,
-        )
+        at = self._moment
+        at.elapsed, at.promised = self._clock() - self._began, 0.0
+        at.link, at.gate = (demands + bets) * transfer, demands * transfer + compute
+        at.transfer, at.compute = transfer, compute
         for ahead in range(1, self._horizon + 1):
             # A transfer that takes less than the layers between can be begun later.
             if step.layer + ahead >= layers or (ahead > 1 and transfer < (ahead - 1) * compute):
@@ -96,4 +101,5 @@ class Prefetcher:
                 there = self._cache.residency.present(at.layer)
                 at.room = max(0, self._cache.room_for_bets())
             chosen = self.bets.choose(at, guess, there)
-            self._cache.bet(at.layer, [(expert, float(guess[expert])) for expert in chosen])
+            if chosen:
+                self._cache.bet(at.layer, [(expert, float(guess[expert])) for expert in chosen])

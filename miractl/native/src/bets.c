@@ -37,14 +37,29 @@ static double within(double p)
     return p < LEAST ? LEAST : p > 1 - LEAST ? 1 - LEAST : p;
 }
 
+typedef struct {
+    double said, came; /* odds */
+} record;
+
+/* What a bin of guesses said and what came of them; if it is empty, of a guess p. */
+static record record_of(const double *bin, double p)
+{
+    double said = bin[0] > 0 ? bin[MIRA_BINS] / bin[0] : p;
+    double came = within((bin[2 * MIRA_BINS] + TRUSTED * said) / (bin[0] + TRUSTED));
+    return (record){said / (1 - said), came / (1 - came)};
+}
+
+static double corrected(double p, const record *found)
+{
+    double odds = p / (1 - p) * found->came / found->said;
+    return odds / (1 + odds);
+}
+
 double mira_bets_calibrated(const mira_bets *b, int32_t class_, double guess)
 {
     double p = within(guess);
-    const double *bin = bin_of(b, class_, p);
-    double said = bin[0] > 0 ? bin[MIRA_BINS] / bin[0] : p;
-    double came = within((bin[2 * MIRA_BINS] + TRUSTED * said) / (bin[0] + TRUSTED));
-    double odds = p / (1 - p) * (came / (1 - came)) / (said / (1 - said));
-    return odds / (1 + odds);
+    record found = record_of(bin_of(b, class_, p), p);
+    return corrected(p, &found);
 }
 
 /* How long a transfer begun at `start` goes on after `gate`, when somebody else wants the link. */
@@ -109,9 +124,22 @@ static int32_t likeliest(const mira_bets *b)
 static void take(mira_bets *b, const mira_moment *at, const float *p, const uint8_t *there)
 {
     float *guess = b->guess + ((size_t)at->class_ * b->layers + at->layer) * b->experts;
+    record bins[MIRA_BINS];
+    const double *first = b->bins + (size_t)at->class_ * 3 * MIRA_BINS;
+    for (int32_t i = 0; i < MIRA_BINS; i++)
+        bins[i] = record_of(first + i, 0.5);
+    float last = -1; /* guesses are often alike */
+    double sure = 0;
     for (int32_t e = 0; e < b->experts; e++) {
         guess[e] = there[e] ? -1 : p[e];
-        b->sure[e] = there[e] ? -1 : mira_bets_calibrated(b, at->class_, p[e]);
+        if (!there[e] && p[e] != last) {
+            double own = within(p[e]);
+            int32_t bin = (int32_t)(own * MIRA_BINS);
+            last = p[e];
+            sure = first[bin] > 0 ? corrected(own, &bins[bin])
+                                  : mira_bets_calibrated(b, at->class_, p[e]);
+        }
+        b->sure[e] = there[e] ? -1 : sure;
     }
     for (int32_t i = 0; i < b->most; i++)
         b->proposal[(size_t)at->layer * b->most + i] = -1;

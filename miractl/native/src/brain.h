@@ -130,6 +130,20 @@ MIRA_API void mira_begin(mira_predictor *predictor, int32_t starts);
 MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer);
 MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint16_t *ids);
 
+/* Learn what the layer chose, ids[top], then predict the one that it tells of, unless that lies outside:
+ * guess[experts] gets the probabilities. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids, double *guess);
+
+/* Share of the different experts in ids[count], at least one, that are among as many likeliest by
+ * guess[experts]; of equals the first. */
+MIRA_API double mira_recall(const double *guess, int32_t experts, const int64_t *ids,
+                            int32_t count);
+
+/* What routers asked early say, as guess[experts]: 1/2 to 1 for whom they choose, by the weights[tokens,
+ * top] or all 1 if that is NULL; for any of the tokens. Ids that do not exist are passed over. */
+MIRA_API void mira_lookahead(const int64_t *ids, const float *weights, int32_t tokens, int32_t top,
+                             int32_t experts, double *guess);
+
 /* Over a recording: probabilities[tokens, layers, experts] of each expert as known `ahead` layers
  * before, of the first `ahead` layers at the beginning of the token. */
 MIRA_API void mira_foresee(const mira_routing *routing, mira_predictor *predictor,

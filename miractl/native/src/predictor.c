@@ -118,8 +118,10 @@ static void count(mira_predictor *p, int32_t layer, int32_t s, const uint16_t *i
     }
 }
 
-void mira_confirm(mira_predictor *p, int32_t layer, const uint16_t *ids)
+/* Learn a layer whose choice is in its place. */
+static void confirm(mira_predictor *p, int32_t layer)
 {
+    const uint16_t *ids = ids_at(p, p->token, layer);
     learn(p, layer, ids);
     float warming = 1.0f / (p->token + 8);
     for (int32_t s = 0; s < S; s++) {
@@ -131,7 +133,54 @@ void mira_confirm(mira_predictor *p, int32_t layer, const uint16_t *ids)
         for (int32_t i = 0; i < p->top; i++)
             average[ids[i]] += rate;
     }
+}
+
+void mira_confirm(mira_predictor *p, int32_t layer, const uint16_t *ids)
+{
     memcpy(ids_at(p, p->token, layer), ids, p->top * sizeof *ids);
+    confirm(p, layer);
+}
+
+int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *guess)
+{
+    for (int32_t i = 0; i < p->top; i++)
+        if (ids[i] < 0 || ids[i] >= p->experts)
+            return MIRA_BAD_EXPERT;
+    uint16_t *own = ids_at(p, p->token, layer);
+    for (int32_t i = 0; i < p->top; i++)
+        own[i] = (uint16_t)ids[i];
+    confirm(p, layer);
+    if (layer + p->ahead >= p->layers)
+        return MIRA_OK;
+    mira_predict(p, layer + p->ahead);
+    float *x = p->scratch, *nothing = x + p->lanes;
+    memcpy(x, p->scores + (size_t)(layer + p->ahead) * p->lanes, p->lanes * sizeof *x);
+    memset(nothing, 0, p->lanes * sizeof *nothing);
+    vector_residuals(x, nothing, p->lanes);
+    for (int32_t e = 0; e < p->experts; e++)
+        guess[e] = x[e];
+    return MIRA_OK;
+}
+
+double mira_recall(const double *guess, int32_t experts, const int64_t *ids, int32_t count)
+{
+    int32_t different = 0, right = 0;
+    for (int32_t i = 0; i < count; i++) {
+        int again = 0;
+        for (int32_t j = 0; j < i; j++)
+            again |= ids[j] == ids[i];
+        different += !again;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        double own = guess[ids[i]];
+        int32_t before = 0, again = 0;
+        for (int32_t j = 0; j < i; j++)
+            again |= ids[j] == ids[i];
+        for (int32_t e = 0; e < experts; e++)
+            before += guess[e] > own || (guess[e] == own && e < ids[i]);
+        right += !again && before < different;
+    }
+    return (double)right / different;
 }
 
 void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilities)
@@ -150,5 +199,22 @@ void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilitie
             if (l + p->ahead < in->layers)
                 mira_predict(p, l + p->ahead);
         }
+    }
+}
+
+void mira_lookahead(const int64_t *ids, const float *weights, int32_t tokens, int32_t top,
+                    int32_t experts, double *guess)
+{
+    memset(guess, 0, experts * sizeof *guess);
+    for (int32_t t = 0; t < tokens; t++, ids += top) {
+        float most = 1e-9f;
+        for (int32_t i = 0; weights && i < top; i++)
+            most = weights[i] > most ? weights[i] : most;
+        for (int32_t i = 0; i < top; i++) {
+            double share = weights ? weights[i] / most : 1;
+            if (ids[i] >= 0 && ids[i] < experts)
+                guess[ids[i]] = 1 - (1 - guess[ids[i]]) * (0.5 - 0.5 * (share > 0 ? share : 0));
+        }
+        weights += weights ? top : 0;
     }
 }
