@@ -207,6 +207,7 @@ def test_a_search_for_real(model: Path, miractl: Run, monkeypatch: pytest.Monkey
     for name in ("LEAST_SECONDS", "MOST_SECONDS"):
         monkeypatch.setattr(tuning, name, 0.001)
     monkeypatch.setattr(tuning, "LAST_REPEATS", 1)
+    monkeypatch.setattr(tuning, "LEAST_TRIED", 2)
     arguments = ("--expert-memory", "50%", "--minutes", "0.1", "-o", "t.yaml", "--json")
     found = json.loads(miractl("tune", str(model), *arguments).stdout)
     assert found["shape"] == {

@@ -18,6 +18,7 @@ from itertools import product
 GROWTH = 2  # passages of a run from round to round
 LAST = 2  # candidates that meet in the last round, beside today's settings
 LAST_REPEATS = 5
+LEAST_TRIED = 4
 STAGED = (0, 2, 4, 8)
 LEAST_SECONDS, MOST_SECONDS = 1.0, 4.0  # of a run of the first round, beside loading
 
@@ -135,7 +136,8 @@ def candidates(shape: Shape, threads: Sequence[int], today: Candidate) -> list[C
     counts = {start.sets, max(1, shape.layers // 4), shape.layers, 1}
     staged = STAGED if shape.bets else (0,)
     grid = [Candidate(*values) for values in product(sorted(counts), staged, threads)]
-    grid.sort(key=lambda one: (one != start, one.changes(today)))
+    # Of those that differ in one setting, threads come first: wrong ones cost most.
+    grid.sort(key=lambda one: (one != start, one.changes(today), one.threads == today.threads))
     fitting = [
         one
         for one in grid
@@ -149,18 +151,18 @@ def affordable(
 ) -> tuple[list[Candidate], int]:
     """As many candidates as can be compared in the time, first ones first, and passages to begin.
 
-    However short the time, a last round is had.
+    However short the time, a few are.
     """
     least = max(1, math.ceil(LEAST_SECONDS / pace.passage))
     most = max(least, int(MOST_SECONDS / pace.passage))
-    for count in range(len(tried), LAST, -1):
+    for count in range(len(tried), LEAST_TRIED, -1):
         plan = list(_rounds(count))
         runs = run_count(count)
         units = sum(left * repeats * growth for left, repeats, growth in plan)
         passages = int((seconds - runs * pace.load) / (units * pace.passage))
         if passages >= least:
             return list(tried[:count]), min(most, passages)
-    return list(tried[:LAST]), least
+    return list(tried[:LEAST_TRIED]), least
 
 
 def run_count(count: int) -> int:

@@ -8,9 +8,9 @@ import pytest
 
 from miractl.plan.tuning import (
     GROWTH,
-    LAST,
     LAST_REPEATS,
     LEAST_SECONDS,
+    LEAST_TRIED,
     MOST_SECONDS,
     Candidate,
     Pace,
@@ -30,7 +30,7 @@ SHAPE = Shape(layers=8, experts=512, top_k=8, slots=200)
 
 def test_candidates_start_with_todays_then_half_as_many_sets_as_layers():
     tried = candidates(SHAPE, (1, 2), TODAY)
-    assert tried[:2] == [TODAY, Candidate(4, 4, 1)]
+    assert tried[:3] == [TODAY, Candidate(4, 4, 1), Candidate(1, 4, 2)]
     assert len(tried) == len(set(tried)) == 4 * 4 * 2
     changes = [one.changes(TODAY) for one in tried[2:]]
     assert changes == sorted(changes)
@@ -130,7 +130,7 @@ def test_what_is_tried_fits_the_time(seconds: float, pace: Pace):
     every = candidates(SHAPE, (1, 2), TODAY)
     tried, passages = affordable(every, pace, seconds)
     assert tried == every[: len(tried)]
-    assert len(tried) >= LAST
+    assert len(tried) >= LEAST_TRIED
     assert passages * pace.passage >= LEAST_SECONDS
     assert passages == 1 or passages * pace.passage <= MOST_SECONDS
     asked: list[int] = []
@@ -141,5 +141,5 @@ def test_what_is_tried_fits_the_time(seconds: float, pace: Pace):
 
     list(search(tried, TODAY, measure, passages))
     took = len(asked) * pace.load + sum(asked) * pace.passage
-    assert took <= seconds or len(tried) == LAST
+    assert took <= seconds or len(tried) == LEAST_TRIED
     assert len(tried) == len(every) or seconds < 6000 or pace.load > 5
