@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from miractl.cli.link import link_options
 from miractl.cli.options import json_option, parameter_options, profile_option, setting_option
 from miractl.cli.progress import clear_progress, show_progress
 from miractl.errors import UsageError
 from miractl.output import Output, table
 from miractl.paths import DEMO_MODEL
 from miractl.probe.spread import Spread
-from miractl.units import format_bytes, format_share
+from miractl.units import format_bytes, format_rate, format_share
 
 if TYPE_CHECKING:
     from miractl.runtime.speed import Contender
@@ -47,6 +48,7 @@ PARTS = ("prefill", "decode")
     type=click.Choice([STOCK]),
     help="Run the stock model with the same numbers, too, in turns.",
 )
+@link_options
 @json_option
 @parameter_options
 def decode(
@@ -60,6 +62,8 @@ def decode(
     repeat: int,
     threads: int | None,
     against: str | None,
+    emulate_link: float | None,
+    host_compute: str | None,
     as_json: bool,
     parameters: dict[str, Any],
 ) -> None:
@@ -92,7 +96,7 @@ def decode(
     options = EngineOptions(
         *(folder, folder.name, {name: setting.value for name, setting in settings.items()}),
         profile=profile, device=device, dtype=dtype, expert_memory=expert_memory,
-        with_tokenizer=False,
+        with_tokenizer=False, emulate_link=emulate_link, host_compute=host_compute,
     )  # fmt: skip
     with contenders_of(options, against is not None) as (contenders, facts):
         try:
@@ -107,9 +111,13 @@ def decode(
     out.data(
         f"{folder.name} on {facts['device']} in {facts['dtype']}, {facts['threads']} threads: "
         f"{facts['slots']} of {facts['experts']} experts in "
-        f"{format_bytes(facts['expert_memory_bytes'])}"
+        f"{format_bytes(facts['expert_memory_bytes'])}{_link(emulate_link)}"
     )
     out.data(_words(contenders))
+
+
+def _link(rate: float | None) -> str:
+    return "" if rate is None else f" behind an emulated link of {format_rate(rate)}"
 
 
 def _rates(contender: "Contender", part: str, cpu: bool) -> Spread:

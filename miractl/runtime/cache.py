@@ -5,12 +5,17 @@ guards the slot table and the counters and is never held while bytes move or exp
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Place, Residency, Role
 from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
-from miractl.runtime.transfer import State, Ticket, TransferQueue
+from miractl.runtime.host_compute import HostCompute
+from miractl.runtime.transfer import BACKGROUND, State, Ticket, Transfers
+
+NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
+FILLS = 4  # experts at most that are copied for later, once the host has computed them
+UNDER_WAY = (State.QUEUED, State.RUNNING)
 
 
 class ExpertCache:
@@ -19,18 +24,23 @@ class ExpertCache:
     def __init__(
         self,
         residency: Residency,
-        transfers: TransferQueue,
+        transfers: Transfers,
         counts: ExpertCounts,
         expert_bytes: int,
         clock: Callable[[], float],
+        punch: Callable[[str], None] = lambda part: None,
+        host: HostCompute | None = None,
     ) -> None:
+        """`punch` is told which part of a step begins. `host`: what misses may be left to."""
         self.residency, self.transfers = residency, transfers
         self.counts, self.counters, self.switches = counts, Counters(), SwitchTimes()
         self.expert_bytes = expert_bytes
         self.lock = threading.Lock()
-        self._clock = clock
+        self._clock, self._punch = clock, punch
         self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
         self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
+        self._host = host
+        self._filling: dict[ExpertKey, Ticket] = {}  # residents whose bytes are on their way
 
     def bet(self, layer: int, experts: Iterable[tuple[int, float]]) -> None:
         """Stage absent experts of a layer, with their probabilities, as far as there is room."""
@@ -64,44 +74,69 @@ class ExpertCache:
                 self._stale.add(key)
 
     def serve(
-        self, layer: int, experts: Sequence[int], then: Callable[[], None] | None = None
+        self,
+        layer: int,
+        experts: Sequence[int],
+        then: Callable[[], None] | None = None,
+        tokens: Mapping[int, int] | None = None,
     ) -> Iterator[list[tuple[int, int]]]:
         """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
 
-        Hits come first, so that they are computed while the misses are on their way; then misses,
-        together what has arrived. A group's slots are good until the next one is asked for. `then`
-        is called when all demands are on their way. Raises what a transfer raised.
+        Hits come first, so that they are computed while the misses are on their way; next what the
+        host computes, with NOWHERE for a slot; then the other misses, together what has arrived. A
+        group's slots are good until the next one is asked for. `then` is called when all demands
+        are on their way. `tokens` of each expert; without it one. Raises what a transfer raised.
         """
+        tokens = tokens or dict.fromkeys(experts, 1)
         needed = set(self.residency.keys(layer, experts))
         first = True
         while needed:
             asked = self._clock()
+            self._punch("decide")
             with self.lock:
-                here, coming = self._find(sorted(needed), needed, count=first)
+                here, coming, left = self._find(sorted(needed), needed, tokens, count=first)
                 self.counters.waves += not first
             if first and then is not None:
                 then()
             first = False
-            needed -= here.keys() | coming.keys()
+            needed -= here.keys() | coming.keys() | left
             try:
                 if here:
-                    yield [(key.expert, slot) for key, slot in here.items()]
+                    self._punch("hits")
+                    yield from self._timed([(key.expert, s) for key, s in here.items()], tokens)
+                if left:
+                    self._punch("misses")
+                    yield from self._timed([(key.expert, NOWHERE) for key in sorted(left)], tokens)
                 waiting = list(coming.values())
                 while waiting:
+                    self._punch("waiting")
                     arrived = self._arrived(waiting, asked)
                     waiting = [ticket for ticket in waiting if ticket not in arrived]
+                    self._punch("misses")
                     yield [(ticket.key.expert, ticket.slot) for ticket in arrived]
             except BaseException:  # the generator was closed, or a transfer failed
                 self._abandon(coming.values())
                 raise
             finally:
                 self._end_transit()
+        self._punch("sum")
+
+    def _timed(
+        self, group: list[tuple[int, int]], tokens: Mapping[int, int]
+    ) -> Iterator[list[tuple[int, int]]]:
+        """The group; how long it took is told to who decides what the host computes."""
+        began = self._clock()
+        yield group
+        if self._host is not None:
+            experts = [expert for expert, _ in group]
+            self._host.computed(experts, tokens, self._clock() - began)
 
     def _arrived(self, waiting: Sequence[Ticket], asked: float) -> list[Ticket]:
         """At least one of `waiting`, and all whose bytes are there. Raises what a transfer raised.
 
         `asked` is the time of the demand.
         """
+        self.transfers.poll()
         if not any(ticket.state is State.DONE for ticket in waiting):
             self.transfers.wait(waiting[0])
         arrived = [ticket for ticket in waiting if ticket.state is State.DONE]
@@ -112,55 +147,124 @@ class ExpertCache:
         return arrived
 
     def _find(
-        self, keys: Sequence[ExpertKey], needed: set[ExpertKey], count: bool
-    ) -> tuple[dict[ExpertKey, int], dict[ExpertKey, Ticket]]:
-        """Split the step into slots that are ready and transfers to wait for; the rest waits.
+        self,
+        keys: Sequence[ExpertKey],
+        needed: set[ExpertKey],
+        tokens: Mapping[int, int],
+        count: bool,
+    ) -> tuple[dict[ExpertKey, int], dict[ExpertKey, Ticket], set[ExpertKey]]:
+        """Split the step: slots that are ready, transfers to wait for, what the host computes.
 
-        Residents are looked up before anything is placed: `needed` then protects all of them.
+        What is in none of them waits for a wave. Residents are looked up before anything is
+        placed: `needed` then protects all of them.
         """
+        self.transfers.poll()
         here = self.residency.residents(keys)
-        coming: dict[ExpertKey, Ticket] = {}
-        others = [key for key in keys if key not in here]
-        absent = [key for key in others if not self.residency.has(key, Role.STAGED)]
-        for key in others:
-            if self.residency.has(key, Role.STAGED):
-                self._adopt(key, needed, here, coming, absent)
+        coming = self._arriving(here)
+        absent = [key for key in keys if key not in here and key not in coming]
+        for key in [key for key in absent if key in self.tickets]:
+            absent.remove(key)
+            if self.tickets[key].state in UNDER_WAY:
+                coming[key] = self.tickets[key]
+            elif not self._adopt(key, needed, here):
+                absent.append(key)
+        left = self._leave(absent, coming, needed, tokens)
+        for key, ticket in coming.items():
+            self.transfers.overtake(ticket)
+            if key in self.tickets:
+                self._adopt_late(key, needed)
         if count:
-            layer = keys[0].layer
-            hits, misses = self.counts.hits[layer], self.counts.misses[layer]
-            for key in keys:
-                (hits if key in here else misses)[key.expert] += 1
+            self._count(keys, here)
+        self.counters.waited += len(coming)
+        self.counters.on_host += len(left)
         for key in absent:
             if (place := self._demand(key, needed)) is not None:
                 self._note(place)
                 coming[key] = self.transfers.submit(key, place.slot)
-        return here, coming
+                self.counters.copied += 1
+        return here, coming, left
 
-    def _adopt(
+    def _count(self, keys: Sequence[ExpertKey], here: Collection[ExpertKey]) -> None:
+        layer = keys[0].layer
+        hits, misses = self.counts.hits[layer], self.counts.misses[layer]
+        for key in keys:
+            (hits if key in here else misses)[key.expert] += 1
+
+    def _arriving(self, here: dict[ExpertKey, int]) -> dict[ExpertKey, Ticket]:
+        """Take out of the residents those whose bytes are still on their way."""
+        coming: dict[ExpertKey, Ticket] = {}
+        for key in [key for key in self._filling if key in here]:
+            ticket = self._filling.pop(key)
+            if ticket.state in UNDER_WAY:
+                coming[key] = ticket
+                del here[key]
+            else:
+                self.transfers.wait(ticket)
+        return coming
+
+    def _leave(
         self,
-        key: ExpertKey,
-        needed: set[ExpertKey],
-        here: dict[ExpertKey, int],
-        coming: dict[ExpertKey, Ticket],
         absent: list[ExpertKey],
-    ) -> None:
-        """A bet is called in: in time it is a hit, under way it is late, failed it is a miss."""
+        coming: dict[ExpertKey, Ticket],
+        needed: set[ExpertKey],
+        tokens: Mapping[int, int],
+    ) -> set[ExpertKey]:
+        """Take out of the missing experts those that are left to the host.
+
+        Bets and fills among them that are being copied are copied on; of the rest, some are copied
+        for later, behind everything else, where they are worth a resident's place.
+        """
+        if self._host is None:
+            return set()
+        left = self._host.choose(absent, coming, tokens, self._clock())
+        for key in left & coming.keys():
+            ticket = coming.pop(key)
+            if key not in self.tickets:
+                self._filling[key] = ticket
+            elif self.transfers.cancel(ticket):
+                self._drop(key, ticket)
+                absent.append(key)
+        for key in [key for key in absent if key in left]:
+            absent.remove(key)
+            self._fill(key, needed)
+        return left
+
+    def _fill(self, key: ExpertKey, needed: set[ExpertKey]) -> None:
+        for done in [k for k, t in self._filling.items() if t.state is State.DONE]:
+            self.transfers.wait(self._filling.pop(done))
+        if len(self._filling) == FILLS:
+            return
+        place = self.residency.demand(key, needed)
+        if place is None:
+            return
+        if place.role is Role.TRANSIT:
+            self.residency.release(key)
+            return
+        self._note(place)
+        self._filling[key] = self.transfers.submit(key, place.slot, BACKGROUND)
+
+    def _adopt(self, key: ExpertKey, needed: set[ExpertKey], here: dict[ExpertKey, int]) -> bool:
+        """A bet that is over is called in: in time it is a hit; False if it failed."""
         ticket = self.tickets.pop(key)
         self._stale.discard(key)
         if ticket.state is State.FAILED:
             self.residency.release(key)
             self.counters.cancelled += 1
-            absent.append(key)
-            return
+            return False
         self._note(place := self.residency.adopt(key, needed))
-        if ticket.state is State.DONE:
-            self.transfers.wait(ticket)
-            here[key] = place.slot
-            self.counters.used += 1
-            self.counts.prefetch_used[key] += 1
-        else:
-            coming[key] = ticket
-            self.counters.late += 1
+        self.transfers.wait(ticket)
+        here[key] = place.slot
+        self.counters.used += 1
+        self.counts.prefetch_used[key] += 1
+        self.residency.policy.feedback(key, used=True)
+        return True
+
+    def _adopt_late(self, key: ExpertKey, needed: set[ExpertKey]) -> None:
+        """A bet under way is waited for."""
+        del self.tickets[key]
+        self._stale.discard(key)
+        self._note(self.residency.adopt(key, needed))
+        self.counters.late += 1
         self.residency.policy.feedback(key, used=True)
 
     def _demand(self, key: ExpertKey, needed: set[ExpertKey]) -> Place | None:
@@ -173,7 +277,7 @@ class ExpertCache:
         """A step ended early: forget the experts whose bytes did not arrive."""
         for ticket in tickets:
             if not self.transfers.cancel(ticket):
-                ticket.finished.wait()
+                self.transfers.finish(ticket)
             if ticket.state is not State.DONE:
                 with self.lock:
                     self.residency.release(ticket.key)
@@ -211,3 +315,7 @@ class ExpertCache:
     def _note(self, place: Place) -> None:
         self.counters.evictions += place.evicted is not None
         self.counters.bypassed += place.role is Role.TRANSIT
+        if place.evicted is None or (ticket := self._filling.pop(place.evicted, None)) is None:
+            return
+        if not self.transfers.cancel(ticket):
+            self.transfers.finish(ticket)  # before its slot is written to for somebody else

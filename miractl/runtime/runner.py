@@ -1,6 +1,7 @@
 """One layer's step: count the routing, bet on the next layer, compute this one."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -68,9 +69,9 @@ class LayerRuns:
         then: Callable[[], None] | None,
     ) -> torch.Tensor:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
-        experts = sorted(set(ids.reshape(-1).tolist()))
-        groups = self.cache.serve(layer, experts, then)
-        return self.compute.mix(module, x, ids, scores, len(experts), groups)
+        tokens = Counter(ids.reshape(-1).tolist())
+        groups = self.cache.serve(layer, sorted(tokens), then, tokens)
+        return self.compute.mix(layer, module, x, ids, scores, len(tokens), groups)
 
     def _record(self, layer: int, ids: Ids, scores: Scores) -> Routed:
         cache, sequences = self.cache, self.sequences

@@ -137,7 +137,8 @@ def contenders_of(
             "threads": torch.get_num_threads(),
             "slots": engine.plan.slots,
             "experts": len(engine.outline.layers) * engine.outline.experts,
-            "expert_memory_bytes": engine.arena.nbytes,
+            "expert_memory_bytes": engine.plan.slots * engine.plan.expert_bytes,
+            "emulated_link_bytes_per_second": options.emulate_link,
         }
         yield contenders, facts
     finally:
