@@ -15,6 +15,9 @@ from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.transfer import State
 
+RATE = 0.05  # weight of the newest layer in what is missing and what deciding takes
+SKIPS = 63  # layers without bets before deciding is tried and timed again
+
 
 class Prefetcher:
     """Turns guesses into bets. Called by the layer that runs, one at a time."""
@@ -35,6 +38,9 @@ class Prefetcher:
         self._cache, self._confidence, self._horizon = cache, confidence, horizon
         self._clock, self._began = clock, clock()
         self._is_prompt = False
+        self._missing = 0.0  # experts of a layer that were not resident
+        self._deciding: float | None = None  # seconds that it takes to bet
+        self._skipped = 0
 
     def settle(self, step: Routed) -> None:
         """What became of the bets on this layer, before its experts are asked for."""
@@ -44,9 +50,14 @@ class Prefetcher:
         self._is_prompt = is_prompt(step)
         self._pace.mark(layer, now, queue.stats.waited_seconds, self._is_prompt)
         gained = lost = 0.0
+        queue.poll()
         with cache.lock:
             keys = cache.residency.keys(layer, used)
-            fetch = len(cache.residency.residents(keys)) < len(keys)
+            missing = len(keys) - len(cache.residency.residents(keys))
+            fetch = missing > 0
+            self._missing += RATE * (missing - self._missing)
+            if self._skipped and not cache.tickets:
+                return  # there were no bets to judge
             for key, ticket in cache.tickets.items():
                 if ticket.state is State.QUEUED:
                     continue
@@ -60,8 +71,21 @@ class Prefetcher:
             self.bets.account(gained, lost, transfer)
 
     def bet(self, step: Routed, hidden: Any) -> None:
-        """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it."""
+        """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it.
+
+        Where bringing all that is missing takes less than deciding on bets, there are none.
+        """
         self.predictor.observe(step, hidden)
+        saves = self._missing * self._cache.transfers.seconds_each
+        if self._deciding is not None and saves < self._deciding and self._skipped < SKIPS:
+            self._skipped += 1
+            return
+        self._skipped, began = 0, self._clock()
+        self._decide(step)
+        seconds, before = self._clock() - began, self._deciding
+        self._deciding = seconds if before is None else before + RATE * (seconds - before)
+
+    def _decide(self, step: Routed) -> None:
         layers, prompt = self.bets.state.layers, self._is_prompt
         compute = self._pace.until(step.layer + 1, prompt) if step.layer + 1 < layers else None
         if compute is None:
