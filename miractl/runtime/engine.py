@@ -42,6 +42,7 @@ from miractl.runtime.recording import Recording, recorder_for
 from miractl.runtime.runner import LayerRuns
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
+from miractl.runtime.streams import CudaStreams
 from miractl.runtime.transfer import TransferQueue, Transfers
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
@@ -142,8 +143,11 @@ class Engine:
             return tier, EmulatedLink(rate, plan.expert_bytes, self._clock, sleep)
         arena = SlotArena(plan.slots, layout.shapes, layout.dtype, device)
         ring = self.options.parameters["dma_buffer_size_mb"] * MB
-        cuda = device.type == "cuda"
-        mover = CudaMover(self.source, arena, ring) if cuda else DiskMover(self.source, arena)
+        mover = (
+            CudaMover(self.source, arena, ring, CudaStreams(device))
+            if device.type == "cuda"
+            else DiskMover(self.source, arena)
+        )
         return arena, TransferQueue(mover, self._clock)
 
     @classmethod
