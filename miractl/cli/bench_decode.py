@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from miractl.cli.link import link_options
 from miractl.cli.options import (
     json_option,
     parameter_options,
@@ -19,7 +20,7 @@ from miractl.errors import UsageError
 from miractl.output import Output, table
 from miractl.paths import DEMO_MODEL
 from miractl.probe.spread import Spread
-from miractl.units import format_bytes, format_share
+from miractl.units import format_bytes, format_rate, format_share
 
 if TYPE_CHECKING:
     from miractl.runtime.speed import Contender
@@ -52,6 +53,7 @@ PARTS = ("prefill", "decode")
     type=click.Choice([STOCK]),
     help="Run the stock model with the same numbers, too, in turns.",
 )
+@link_options
 @json_option
 @parameter_options
 def decode(
@@ -67,6 +69,8 @@ def decode(
     sets: int | None,
     threads: int | None,
     against: str | None,
+    emulate_link: float | None,
+    host_compute: str | None,
     as_json: bool,
     parameters: dict[str, Any],
 ) -> None:
@@ -103,7 +107,7 @@ def decode(
     options = EngineOptions(
         *(folder, folder.name, values_of(resolve_parameters(loaded, parameters))),
         profile=profile, device=device, dtype=dtype, expert_memory=expert_memory,
-        with_tokenizer=False, **layout,
+        with_tokenizer=False, emulate_link=emulate_link, host_compute=host_compute, **layout,
     )  # fmt: skip
     with contenders_of(options, against is not None) as (contenders, facts):
         if prompts is None:
@@ -123,9 +127,13 @@ def decode(
         f"{folder.name} on {facts['device']} in {facts['dtype']}, {facts['threads']} threads, "
         f"sets x ways {facts['sets']} x {facts['ways']}: "
         f"{facts['slots']} of {facts['experts']} experts in "
-        f"{format_bytes(facts['expert_memory_bytes'])}"
+        f"{format_bytes(facts['expert_memory_bytes'])}{_link(emulate_link)}"
     )
     out.data(_words(contenders))
+
+
+def _link(rate: float | None) -> str:
+    return "" if rate is None else f" behind an emulated link of {format_rate(rate)}"
 
 
 def _rates(contender: "Contender", part: str, cpu: bool) -> Spread:

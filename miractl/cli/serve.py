@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miractl import paths
+from miractl.cli.link import link_options
 from miractl.cli.options import (
     log_options,
     parameter_options,
@@ -45,6 +46,7 @@ MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
 @setting_option("max_concurrency")
 @runtime_options
 @dense_option
+@link_options
 @policy_option
 @click.option(
     "--warm-heat",
@@ -70,6 +72,8 @@ def command(
     context: int | None,
     kv_memory: int | None,
     dense: str,
+    emulate_link: float | None,
+    host_compute: str | None,
     max_concurrency: int,
     sets: int | None,
     threads: int | None,
@@ -118,7 +122,8 @@ def command(
         settings,
         context=context,
         concurrency=max_concurrency,
-        expert_memory=expert_memory,
+        # Behind an emulated link slots take no memory, and all experts are in RAM.
+        expert_memory=expert_memory if emulate_link is None else "100%",
         kv_memory=kv_memory,
         dense=dense == "int8",
         sets=layout["sets"],
@@ -129,6 +134,8 @@ def command(
         "device": device,
         "expert_memory": expert_memory,
         "dense": dense,
+        "emulate_link": emulate_link,
+        "host_compute": host_compute,
         "parameters": values_of(settings),
         **layout,
         "profile": loaded.name,
@@ -232,7 +239,8 @@ def _serve(
         if plan is not None:
             for line in words.plan_notes(plan):
                 out.note(line)
-            options["slots"], cache = plan.require(), plan.needs.kv_cache()
+            slots, cache = plan.require(), plan.needs.kv_cache()
+            options["slots"] = slots if options["emulate_link"] is None else None
             config = replace(config, kv_blocks=None if cache is None else cache.blocks)
         out.note(f"listening on {url}, loading {options['model_id']}")
         ready = functools.partial(_ready, config, options, plan, url, out)
@@ -271,6 +279,8 @@ def _ready(
     assert service.backend is not None
     snapshot = service.engine.snapshot()
     out.note(words.device_line(snapshot.model.device, options["device"], options["profile"]))
+    if options["emulate_link"] is not None:
+        out.note(words.link_line(options["emulate_link"], options["host_compute"] or "auto"))
     facts = (service.backend.name, service.context, config.max_concurrency)
     for line in words.model_lines(snapshot, *facts):
         out.note(line)

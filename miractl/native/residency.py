@@ -4,7 +4,7 @@ The arrays are numpy's, so that they can be looked at.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -143,6 +143,18 @@ class ResidencyTable:
         """Absent experts of the step that got a slot, with it."""
         count = self._struct.placed_count
         return self._arrays["placed"][:count].tolist() if count else []
+
+    @property
+    def waiting(self) -> list[int]:
+        """Experts of the step that have to wait for the next wave."""
+        found: list[int] = self._arrays["waiting"][: self._struct.waiting_count].tolist()
+        return found
+
+    def dismiss(self, experts: Collection[int]) -> None:
+        """Those of the step that wait need no slot: they are computed elsewhere."""
+        kept = [expert for expert in self.waiting if expert not in experts]
+        self._arrays["waiting"][: len(kept)] = kept
+        self._struct.waiting_count = len(kept)
 
     @property
     def waits(self) -> bool:

@@ -5,7 +5,7 @@ on, or let them `fail`, then `place`; `end_transit` when they are computed, and 
 somebody waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -54,8 +54,12 @@ class SlotTable(Protocol):
         """Absent experts of the step that got a slot, with it."""
 
     @property
+    def waiting(self) -> list[int]:
+        """Experts of the step that have to wait for the next wave."""
+
+    @property
     def waits(self) -> bool:
-        """Whether somebody has to wait for the next wave."""
+        """Whether there are any."""
 
     def record(self, step: Routed) -> None:
         """Tell the policy of a layer's routing, before its experts are looked up."""
@@ -87,6 +91,15 @@ class SlotTable(Protocol):
     def end_transit(self) -> None:
         """Free the slots of all who are in transit."""
 
+    def slot_of(self, key: ExpertKey) -> int | None:
+        """The slot of an expert in any role."""
+
+    def is_resident(self, key: ExpertKey) -> bool:
+        """Whether it has come to stay."""
+
+    def dismiss(self, experts: Collection[int]) -> None:
+        """Those of the step that wait need no slot: they are computed elsewhere."""
+
     def present(self, layer: int) -> npt.NDArray[np.uint8]:
         """Not 0 for the experts of a layer that have a slot, [experts]; not to be written to."""
 
@@ -117,6 +130,14 @@ class CompiledSlots(ResidencyTable):
             raise ValueError(f"Got ids up to {step.ids.max()} of {self.hits.shape[1]} experts")
         return status
 
+    def slot_of(self, key: ExpertKey) -> int | None:
+        """As the protocol says."""
+        return int(self._slot[key]) if self._role[key] else None
+
+    def is_resident(self, key: ExpertKey) -> bool:
+        """As the protocol says."""
+        return bool(self._role[key] == Role.RESIDENT)
+
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """As the protocol says."""
         return frozenset(ExpertKey(*key) for key in np.argwhere(self._role == role).tolist())
@@ -137,6 +158,11 @@ class PlainSlots(Residency):
         self._layer, self._needed = 0, frozenset[ExpertKey]()
         self._absent: list[int] = []  # not placed yet, in order
         self._waiting: list[int] = []
+
+    @property
+    def waiting(self) -> list[int]:
+        """As the protocol says."""
+        return list(self._waiting)
 
     @property
     def waits(self) -> bool:
@@ -198,6 +224,18 @@ class PlainSlots(Residency):
         """As the protocol says."""
         self.release(ExpertKey(self._layer, expert))
         self._absent.append(expert)
+
+    def slot_of(self, key: ExpertKey) -> int | None:
+        """As the protocol says."""
+        return self.slot(key)
+
+    def is_resident(self, key: ExpertKey) -> bool:
+        """As the protocol says."""
+        return self.has(key, Role.RESIDENT)
+
+    def dismiss(self, experts: Collection[int]) -> None:
+        """As the protocol says."""
+        self._waiting = [expert for expert in self._waiting if expert not in experts]
 
     def bet(self, key: ExpertKey) -> int | None:
         """As the protocol says."""

@@ -5,14 +5,20 @@ guards the slot table and the counters and is never held while bytes move or exp
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from miractl.native.residency import Status
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed
 from miractl.policy.slots import Pairs, SlotTable
 from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
-from miractl.runtime.transfer import State, Ticket, TransferQueue
+from miractl.runtime.host_compute import HostCompute
+from miractl.runtime.transfer import BACKGROUND, State, Ticket, Transfers
+
+NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
+FILLS = 4  # experts at most that are copied for later, once the host has computed them
+UNDER_WAY = (State.QUEUED, State.RUNNING)
 
 
 class ExpertCache:
@@ -21,13 +27,14 @@ class ExpertCache:
     def __init__(
         self,
         residency: SlotTable,
-        transfers: TransferQueue,
+        transfers: Transfers,
         counts: ExpertCounts,
         expert_bytes: int,
         clock: Callable[[], float],
         punch: Callable[[str], None] = lambda part: None,
+        host: HostCompute | None = None,
     ) -> None:
-        """`punch` is told which part of a step begins."""
+        """`punch` is told which part of a step begins. `host`: what misses may be left to."""
         self.residency, self.transfers = residency, transfers
         self.counts, self.counters, self.switches = counts, Counters(), SwitchTimes()
         self.expert_bytes = expert_bytes
@@ -37,6 +44,8 @@ class ExpertCache:
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
         self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
+        self._host = host
+        self._filling: dict[ExpertKey, Ticket] = {}  # residents whose bytes are on their way
 
     def bet(self, layer: int, experts: Iterable[tuple[int, float]]) -> None:
         """Stage absent experts of a layer, with their probabilities, as far as there is room."""
@@ -72,23 +81,28 @@ class ExpertCache:
     def serve(self, step: Routed, then: Callable[[], None] | None = None) -> Iterator[Pairs]:
         """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
 
-        Hits come first, so that they are computed while the misses are on their way; then misses,
-        together what has arrived. A group's slots are good until the next one is asked for. `then`
-        is called when all demands are on their way. Raises what a transfer raised.
+        Hits come first, so that they are computed while the misses are on their way; next what the
+        host computes, with NOWHERE for a slot; then the other misses, together what has arrived. A
+        group's slots are good until the next one is asked for. `then` is called when all demands
+        are on their way. Raises what a transfer raised.
         """
+        tokens = Counter(step.ids.reshape(-1).tolist()) if self._host else {}
         first = True
         while first or self.residency.waits:
             asked = self._clock()
             self._punch("decide")
             with self.lock:
-                here, waiting = self._find(step, first)
+                here, left, waiting = self._find(step, tokens, first)
             if first and then is not None:
                 then()
             first = False
             try:
                 if here:
                     self._punch("hits")
-                    yield here
+                    yield from self._timed(here, tokens)
+                if left:
+                    self._punch("misses")
+                    yield from self._timed([[expert, NOWHERE] for expert in left], tokens)
                 while waiting:
                     self._punch("waiting")
                     arrived, waiting = self._arrived(waiting, asked)
@@ -107,6 +121,7 @@ class ExpertCache:
 
         `asked` is the time of the demand. Raises what a transfer raised.
         """
+        self.transfers.poll()
         if not any(ticket.state is State.DONE for ticket in waiting):
             self.transfers.wait(waiting[0])
         arrived = [ticket for ticket in waiting if ticket.state is State.DONE]
@@ -119,53 +134,151 @@ class ExpertCache:
             return arrived, []
         return arrived, [ticket for ticket in waiting if ticket not in arrived]
 
-    def _find(self, step: Routed, first: bool) -> tuple[Pairs, list[Ticket]]:
-        """Split a wave of a step into slots that are ready and transfers to wait for.
+    def _timed(self, group: Pairs, tokens: Mapping[int, int]) -> Iterator[Pairs]:
+        """The group; how long it took is told to who decides what the host computes."""
+        began = self._clock()
+        yield group
+        if self._host is not None:
+            experts = [expert for expert, _ in group]
+            self._host.computed(experts, tokens, self._clock() - began)
+
+    def _find(
+        self, step: Routed, tokens: Mapping[int, int], first: bool
+    ) -> tuple[Pairs, list[int], list[Ticket]]:
+        """Split a wave of a step: slots that are ready, what the host computes, transfers.
 
         The rest waits for another wave.
         """
-        table = self.residency
+        table, keys = self.residency, self._keys[step.layer]
         self.counters.waves += not first
+        self.transfers.poll()
         status = table.ask(step) if first else table.ask_again()
-        here, coming = table.here, list[Ticket]()
+        here = table.here
+        coming = self._filled(step.layer, here, first) if self._filling else {}
         if status == Status.CALLED:
-            self._call_in(step.layer, here, coming, count=first)
+            self._call_in(step.layer, here, coming, first)
             status = table.place()
         while status == Status.SHORT:
-            status = table.place(skip=not self._drop_bet(self.tickets))
-        keys = self._keys[step.layer]
-        coming += [self.transfers.submit(keys[expert], slot) for expert, slot in table.placed]
-        return here, coming
+            status = table.place(skip=not self._drop_bet(self.tickets.keys() - coming.keys()))
+        if self._filling:
+            self._drop_fills()
+        placed, left = table.placed, list[int]()
+        if self._host is not None:
+            placed, left = self._leave(step.layer, placed, coming, tokens)
+        for ticket in coming.values():
+            self.transfers.overtake(ticket)
+            if ticket.key in self.tickets:
+                self._adopt_late(ticket.key)
+        self.counters.waited += len(coming)
+        self.counters.on_host += len(left)
+        self.counters.copied += len(placed)
+        asked = [self.transfers.submit(keys[expert], slot) for expert, slot in placed]
+        return here, left, [*coming.values(), *asked]
 
-    def _call_in(self, layer: int, here: Pairs, coming: list[Ticket], count: bool) -> None:
-        """Bets are called in: in time one is a hit, under way it is late, failed it is a miss."""
+    def _call_in(
+        self, layer: int, here: Pairs, coming: dict[ExpertKey, Ticket], count: bool
+    ) -> None:
+        """Bets are called in: in time one is a hit, failed it is a miss, others are coming."""
         table = self.residency
         for expert in table.called:
             key = self._keys[layer][expert]
-            ticket = self.tickets.pop(key)
-            self._stale.discard(key)
+            ticket = self.tickets[key]
             in_time = ticket.state is State.DONE
             (table.hits if in_time else table.misses)[key] += count
+            if ticket.state in UNDER_WAY:
+                coming[key] = ticket
+                if self._host is None:
+                    self._adopt_late(key)
+                continue
+            del self.tickets[key]
+            self._stale.discard(key)
             if ticket.state is State.FAILED:
                 table.fail(expert)
                 self.counters.cancelled += 1
                 continue
             slot = table.call_in(expert)
-            if in_time:
-                self.transfers.wait(ticket)
-                here.append([expert, slot])
-                self.counters.used += 1
-                self.counts.prefetch_used[key] += 1
-            else:
-                coming.append(ticket)
-                self.counters.late += 1
+            self.transfers.wait(ticket)
+            here.append([expert, slot])
+            self.counters.used += 1
+            self.counts.prefetch_used[key] += 1
             table.policy.feedback(key, used=True)
+
+    def _adopt_late(self, key: ExpertKey) -> None:
+        """A bet under way is waited for."""
+        del self.tickets[key]
+        self._stale.discard(key)
+        self.residency.call_in(key.expert)
+        self.counters.late += 1
+        self.residency.policy.feedback(key, used=True)
+
+    def _filled(self, layer: int, here: Pairs, count: bool) -> dict[ExpertKey, Ticket]:
+        """Take out of the residents those whose bytes are still on their way."""
+        coming: dict[ExpertKey, Ticket] = {}
+        for pair in list(here):
+            key = self._keys[layer][pair[0]]
+            ticket = self._filling.pop(key, None)
+            if ticket is None:
+                continue
+            if ticket.state not in UNDER_WAY:
+                self.transfers.wait(ticket)
+                continue
+            coming[key] = ticket
+            here.remove(pair)
+            self.residency.hits[key] -= count
+            self.residency.misses[key] += count
+        return coming
+
+    def _drop_fills(self) -> None:
+        """End the copies of residents that had to go, before somebody else gets their slots."""
+        for key, ticket in list(self._filling.items()):
+            if self.residency.slot_of(key) == ticket.slot:
+                continue
+            del self._filling[key]
+            if not self.transfers.cancel(ticket):
+                self.transfers.finish(ticket)
+
+    def _leave(
+        self,
+        layer: int,
+        placed: Pairs,
+        coming: dict[ExpertKey, Ticket],
+        tokens: Mapping[int, int],
+    ) -> tuple[Pairs, list[int]]:
+        """What is still copied at once, and the experts that are left to the host.
+
+        Of what is left, copies under way go on, and some of those that have come to stay are copied
+        for later, behind everything else.
+        """
+        assert self._host is not None
+        table, keys, waiting = self.residency, self._keys[layer], self.residency.waiting
+        absent = [keys[expert] for expert in (*(e for e, _ in placed), *waiting)]
+        chosen = self._host.choose(absent, coming, tokens, self._clock())
+        for key in chosen & coming.keys():
+            ticket = coming.pop(key)
+            if key not in self.tickets:
+                self._filling[key] = ticket
+            elif self.transfers.cancel(ticket):
+                self._drop(key, ticket)
+        left = {key.expert for key in chosen}
+        table.dismiss(left)
+        for expert, slot in placed:
+            if expert in left:
+                self._fill(keys[expert], slot)
+        return [pair for pair in placed if pair[0] not in left], sorted(left)
+
+    def _fill(self, key: ExpertKey, slot: int) -> None:
+        for done in [k for k, t in self._filling.items() if t.state is State.DONE]:
+            self.transfers.wait(self._filling.pop(done))
+        if len(self._filling) < FILLS and self.residency.is_resident(key):
+            self._filling[key] = self.transfers.submit(key, slot, BACKGROUND)
+        else:
+            self.residency.release(key)
 
     def _abandon(self, tickets: Iterable[Ticket]) -> None:
         """A step ended early: forget the experts whose bytes did not arrive."""
         for ticket in tickets:
             if not self.transfers.cancel(ticket):
-                ticket.finished.wait()
+                self.transfers.finish(ticket)
             if ticket.state is not State.DONE:
                 with self.lock:
                     self.residency.release(ticket.key)

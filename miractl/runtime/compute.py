@@ -17,6 +17,7 @@ from miractl.native.kernels import Layer, Pool
 from miractl.native.library import isa
 from miractl.native.memory import Span
 from miractl.runtime.arena import Shapes, SlotArena, expert_nbytes
+from miractl.runtime.host_tier import HostTier
 from miractl.runtime.loading import Outline
 from miractl.runtime.mixture import mix
 from miractl.runtime.packed import RECORD
@@ -31,6 +32,7 @@ class Compute(Protocol):
 
     def mix(
         self,
+        layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
         ids: npt.NDArray[np.int64],
@@ -41,6 +43,7 @@ class Compute(Protocol):
         """Sum of scores x expert outputs, [T, H].
 
         x [T, H]; ids and scores [T, k], with `experts` different ids, each once in `groups`.
+        `layer` counts those with experts.
         """
 
 
@@ -79,11 +82,16 @@ def slot_layout(outline: Outline, device: torch.device, dtype: torch.dtype) -> S
     return SlotLayout(shapes, torch.uint8, manifest.record.quantized)
 
 
-def compute_for(layout: SlotLayout, arena: SlotArena, experts: int, pool: Pool | None) -> "Compute":
-    """What computes the slots of `arena`, of layers of so many experts."""
+def compute_for(
+    layout: SlotLayout, memory: SlotArena | HostTier, experts: int, pool: Pool | None
+) -> "Compute":
+    """What computes from slots, or from records in the host tier, layers of so many experts."""
+    if isinstance(memory, HostTier):
+        assert layout.records is not None
+        return KernelCompute(memory, layout.records, experts, pool)
     if layout.records is None:
-        return TorchCompute(arena)
-    return KernelCompute(arena, layout.records, experts, pool)
+        return TorchCompute(memory)
+    return KernelCompute(SlotRecords(memory), layout.records, experts, pool)
 
 
 class TorchCompute:
@@ -96,6 +104,7 @@ class TorchCompute:
 
     def mix(
         self,
+        layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
         ids: npt.NDArray[np.int64],
@@ -109,25 +118,44 @@ class TorchCompute:
         return mix(module, x, ids, scores, arrivals)
 
 
+class Records(Protocol):
+    """Where records are that the kernels compute from."""
+
+    def address(self, layer: int, expert: int, slot: int) -> int:
+        """Of an expert that is in this slot."""
+
+
+class SlotRecords:
+    """Records in the slots themselves."""
+
+    def __init__(self, arena: SlotArena) -> None:
+        records = arena.buffers[RECORD]  # uint8 [slots, record]
+        self._arena = arena  # which the addresses point into
+        self._first, self._step = records.data_ptr(), records.stride(0)
+
+    def address(self, layer: int, expert: int, slot: int) -> int:
+        """As the protocol says."""
+        return self._first + slot * self._step
+
+
 class KernelCompute:
-    """Slots that hold records: one call of the library a group, none of torch's.
+    """Experts that lie as records: one call of the library a group, none of torch's.
 
     One call at a time: the table of where the experts are is filled anew for each.
     """
 
     def __init__(
-        self, arena: SlotArena, quantized: Quantized, experts: int, pool: Pool | None
+        self, records: Records, quantized: Quantized, experts: int, pool: Pool | None
     ) -> None:
         self.name = isa()
         self._layer, self._pool = Layer(quantized.shape, experts), pool
-        records = arena.buffers[RECORD]  # uint8 [slots, record]
-        self._arena = arena  # which the addresses point into
-        self._first, self._step = records.data_ptr(), records.stride(0)
+        self._records = records
         self._blocks = np.zeros(experts, np.uint64)
         self._table = Span.of(self._blocks)
 
     def mix(
         self,
+        layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
         ids: npt.NDArray[np.int64],
@@ -145,7 +173,7 @@ class KernelCompute:
             experts -= len(group)
             self._blocks.fill(0)
             for expert, slot in group:
-                self._blocks[expert] = self._first + slot * self._step
+                self._blocks[expert] = self._records.address(layer, expert, slot)
             is_last = experts == 0
             self._layer.run_into(
                 *(given, tokens, chosen, k, weights if is_last else None),

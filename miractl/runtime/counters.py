@@ -35,6 +35,9 @@ class Counters:
     wasted_bytes: int = 0
     steps: int = 0
     tokens: int = 0
+    waited: int = 0
+    copied: int = 0
+    on_host: int = 0
 
 
 @dataclass(slots=True)

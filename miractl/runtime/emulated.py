@@ -16,7 +16,14 @@ import time
 from collections.abc import Callable
 
 from miractl.policy.keys import ExpertKey
-from miractl.runtime.transfer import DEMAND, State, Ticket, TransferStats
+from miractl.runtime.transfer import BACKGROUND, DEMAND, State, Ticket, TransferStats
+
+OVERSLEEP = 100e-6  # seconds that the operating system may let one sleep too long
+
+
+def rest(seconds: float) -> None:
+    """Sleep a little less than that; the caller asks again."""
+    time.sleep(max(0.0, seconds - OVERSLEEP))
 
 
 class EmulatedLink:
@@ -29,11 +36,12 @@ class EmulatedLink:
         rate: float,
         expert_bytes: int,
         clock: Callable[[], float],
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = rest,
     ) -> None:
         """`rate` in bytes a second; every transfer moves one expert."""
         self.rate, self.stats = rate, TransferStats(peak_bytes_per_second=rate)
-        self._bytes, self._seconds = expert_bytes, expert_bytes / rate
+        self.seconds_each = expert_bytes / rate
+        self._bytes = expert_bytes
         self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
         self._heap: list[tuple[float, int, Ticket]] = []
@@ -41,14 +49,41 @@ class EmulatedLink:
         self._running: Ticket | None = None
         self._free_at = clock()  # when what runs will be done
 
+    @property
+    def pending(self) -> tuple[int, int]:
+        """Demands and bets that are not finished; what is under way counts, whatever its rank."""
+        with self._lock:
+            self._catch_up()
+            waiting = self._waiting()
+            demands, bets = waiting.count(DEMAND), sum(DEMAND < r < BACKGROUND for r in waiting)
+            if self._running is None:
+                return demands, bets
+            return demands + self._running.is_demand, bets + (not self._running.is_demand)
+
+    @property
+    def backlog(self) -> float:
+        """Seconds until a demand that is submitted now could begin."""
+        with self._lock:
+            now = self._catch_up()
+            left = 0.0 if self._running is None else self._free_at - now
+            return left + self._waiting().count(DEMAND) * self.seconds_each
+
     def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
         """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
-        ticket = Ticket(key, slot)
+        ticket = Ticket(key, slot, rank=rank)
         with self._lock:
             now = self._catch_up()
             heapq.heappush(self._heap, (rank, next(self._order), ticket))
             self._begin_at(max(now, self._free_at), now)
         return ticket
+
+    def overtake(self, ticket: Ticket) -> None:
+        """Somebody waits for it now: what has not begun becomes a demand."""
+        with self._lock:
+            self._catch_up()
+            if ticket.state is State.QUEUED and not ticket.is_demand:
+                ticket.rank = DEMAND
+                heapq.heappush(self._heap, (DEMAND, next(self._order), ticket))
 
     def cancel(self, ticket: Ticket) -> bool:
         """Drop a transfer that has not begun; False if it is too late."""
@@ -63,18 +98,28 @@ class EmulatedLink:
         with self._lock:
             self._catch_up()
 
-    def wait(self, ticket: Ticket) -> None:
-        """Return when the ticket's transfer is done."""
+    def finish(self, ticket: Ticket) -> None:
+        """Return when a transfer that was not cancelled is done."""
+        asked = self._clock()
         while True:
             with self._lock:
                 now = self._catch_up()
                 if ticket.state is State.DONE:
+                    self.stats.waited_seconds += now - asked
                     return
                 until = self._free_at
             self._sleep(until - now)
 
+    def wait(self, ticket: Ticket) -> None:
+        """Return when the ticket's transfer is done."""
+        self.finish(ticket)
+
     def close(self) -> None:
         """Nothing runs that would have to end."""
+
+    def _waiting(self) -> list[float]:
+        """Ranks of what is queued; a transfer that overtook has an entry that counts no more."""
+        return [rank for rank, _, t in self._heap if t.state is State.QUEUED and t.rank == rank]
 
     def _catch_up(self) -> float:
         """End and begin what has ended and begun by now; returns now."""
@@ -91,7 +136,7 @@ class EmulatedLink:
         ticket.finished.set()
         self._running = None
         self.stats.bytes += self._bytes
-        self.stats.busy_seconds += self._seconds
+        self.stats.busy_seconds += self.seconds_each
 
     def _begin_at(self, start: float, now: float) -> None:
         """Let the best of those that wait begin, if the link is free at `start`, by `now`."""
@@ -100,6 +145,6 @@ class EmulatedLink:
         while self._heap:
             ticket = heapq.heappop(self._heap)[2]
             if ticket.state is State.QUEUED:
-                ticket.state, self._running = State.RUNNING, ticket
-                self._free_at = start + self._seconds
+                ticket.state, ticket.began_at, self._running = State.RUNNING, start, ticket
+                self._free_at = start + self.seconds_each
                 return

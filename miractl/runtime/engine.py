@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -25,13 +25,16 @@ from miractl.probe.machine import Machine
 from miractl.runtime import facts, timing
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
-from miractl.runtime.budget import slots_for
+from miractl.runtime.budget import slots_for, this_machine
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
 from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.dense import DenseBlocks, DenseLinear, dense_shapes
+from miractl.runtime.emulated import EmulatedLink, rest
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
+from miractl.runtime.host_compute import HostCompute
+from miractl.runtime.host_tier import HostTier, refuse_too_large
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.prefetch import Prefetcher
@@ -40,7 +43,8 @@ from miractl.runtime.runner import LayerRuns
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.stopwatch import Stopwatch, kernel_reads, watch
-from miractl.runtime.transfer import TransferQueue
+from miractl.runtime.streams import CudaStreams
+from miractl.runtime.transfer import TransferQueue, Transfers
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 from miractl.telemetry.timeline import Timeline
@@ -71,6 +75,8 @@ class EngineOptions:
     sets: int | None = None  # that layers share slots in; None: as the policy has it
     threads: int | None = None  # on a CPU; None: as many as make sense
     dense: str = "as-is"  # "int8": attention and head by the CPU kernels
+    emulate_link: float | None = None  # bytes a second; the device is this CPU behind such a link
+    host_compute: str | None = None  # one of host_compute.MODES; None: auto where there is a device
     with_tokenizer: bool = True
     model_options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained
 
@@ -90,6 +96,7 @@ class Engine:
         pool: Pool | None = None,
         recorder: Recorder | None = None,
         clock: "facts.Clock" = time.monotonic,
+        sleep: Callable[[float], None] = rest,
     ) -> None:
         self.options, self.outline, self.plan = options, outline, plan
         self.model, self.source = model, source
@@ -98,24 +105,21 @@ class Engine:
         self.layout = layout
         int8 = any(isinstance(module, DenseLinear) for module in model.modules())
         self.dense_format = "int8" if int8 else str(model.dtype).removeprefix("torch.")
-        self.arena = SlotArena(plan.slots, layout.shapes, layout.dtype, model.device)
-        self.compute = compute_for(layout, self.arena, outline.experts, pool)
         layers, values = len(outline.layers), options.parameters
+        self.arena: SlotArena | HostTier
+        self.arena, transfers = self._transfers(sleep)
+        self.compute = compute_for(layout, self.arena, outline.experts, pool)
         slots = sum(plan.ways) / layers
         self.policy = options.policy or default_policy()
         self.brain = brain_for(model, outline, options, slots, clock)
         self.stopwatch = Stopwatch(lambda: timing.moved(self.cache), clock, kernel_reads())
-        mover = (
-            CudaMover(source, self.arena, values["dma_buffer_size_mb"] * MB)
-            if model.device.type == "cuda"
-            else DiskMover(source, self.arena)
-        )
         ways = ways_for(self.policy, plan.ways, asked=options.sets is not None)
         self.cache = ExpertCache(
             make_slots(plan.slots, ways, plan.staging_limit, self.brain),
-            TransferQueue(mover, clock),
+            transfers,
             ExpertCounts(layers, outline.experts),
             *(plan.expert_bytes, clock, self.stopwatch.begin),
+            host=host_for(options, transfers),
         )
         self.prefetcher: Prefetcher | None = None
         if plan.staging_limit and (reason := why_not()):
@@ -139,9 +143,32 @@ class Engine:
             attach(model.get_submodule(name), layer, runs)
         self._memory_rate = timing.memory_rate(model, torch.get_num_threads())
 
+    def _transfers(self, sleep: Callable[[float], None]) -> tuple[SlotArena | HostTier, Transfers]:
+        """The memory that experts are computed from, and what brings them there."""
+        plan, outline, layout, device = self.plan, self.outline, self.layout, self.model.device
+        if (rate := self.options.emulate_link) is not None:
+            tier = HostTier(self.source, len(outline.layers), outline.experts, plan.expert_bytes)
+            return tier, EmulatedLink(rate, plan.expert_bytes, self._clock, sleep)
+        arena = SlotArena(plan.slots, layout.shapes, layout.dtype, device)
+        ring = self.options.parameters["dma_buffer_size_mb"] * MB
+        mover = (
+            CudaMover(self.source, arena, ring, CudaStreams(device))
+            if device.type == "cuda"
+            else DiskMover(self.source, arena)
+        )
+        return arena, TransferQueue(mover, self._clock)
+
     @classmethod
-    def load(cls, options: EngineOptions) -> Self:
-        """Plan first, load after: what cannot run is refused before anything large is read."""
+    def load(
+        cls,
+        options: EngineOptions,
+        clock: "facts.Clock" = time.monotonic,
+        sleep: Callable[[float], None] = rest,
+    ) -> Self:
+        """Plan first, load after: what cannot run is refused before anything large is read.
+
+        `clock` and `sleep` are what an emulated link goes by.
+        """
         device = pick_device(options.device)
         dtype = pick_dtype(options.dtype, device)
         if options.dense == "int8":
@@ -149,7 +176,11 @@ class Engine:
         inspect_folder(options.model_path).refuse()
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         layout = slot_layout(outline, device, dtype)
+        refuse_link(options, layout, device)
         plan = slots_for(options, outline, layout, device, dtype)
+        if options.emulate_link is not None:
+            everything = plan.expert_bytes * outline.experts * len(outline.layers)
+            refuse_too_large(everything, this_machine(device))
         recorder = recorder_for(options, outline)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
@@ -164,6 +195,8 @@ class Engine:
         return cls(
             *(options, outline, model, tokenizer, checkpoint.source, plan, layout, pool),
             recorder=recorder,
+            clock=clock,
+            sleep=sleep,
         )
 
     @property
@@ -212,6 +245,36 @@ def refuse_dense(device: str) -> None:
     reason = why_not() if device == "cpu" else f"the model runs on {device}"
     if reason is not None:
         raise MiractlError(f"--dense int8 is for the CPU kernels: {reason}", hint="--dense as-is")
+
+
+def refuse_link(options: EngineOptions, layout: SlotLayout, device: torch.device) -> None:
+    """Raise UsageError where a link cannot be emulated, or there is no device to compute beside."""
+    if options.emulate_link is None:
+        if options.host_compute is not None:
+            raise UsageError(
+                "--host-compute: there is no device that computes beside the host",
+                hint="--emulate-link 15.8GB/s",
+            )
+    elif device.type != "cpu":
+        raise UsageError(f"--emulate-link is for the CPU, and the model runs on {device}")
+    elif layout.records is None:
+        why = "" if layout.note is None else f" ({layout.note})"
+        raise UsageError(
+            f"--emulate-link needs experts that are computed as stored, int8 or int4{why}",
+            hint="miractl pack MODEL --experts int4 -o DIR",
+        )
+    elif options.expert_memory is None:
+        raise UsageError(
+            "--emulate-link needs --expert-memory: the emulated device has no memory of its own",
+            hint="--expert-memory 25%",
+        )
+
+
+def host_for(options: EngineOptions, transfers: Transfers) -> HostCompute | None:
+    """What decides where misses are computed; None where they are always brought."""
+    if options.emulate_link is None or options.host_compute == "off":
+        return None
+    return HostCompute(transfers, is_always=options.host_compute == "on")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -60,6 +60,9 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
                 bypassed=cache.residency.bypassed,
                 evictions=cache.residency.evictions,
                 waves=counters.waves,
+                waited=counters.waited,
+                copied=counters.copied,
+                on_host=counters.on_host,
             ),
             prefetch=PrefetchFacts(
                 enabled=engine.prefetcher is not None,
@@ -77,7 +80,7 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
                 staged_limit=plan.staging_limit,
             ),
             transfer=TransferFacts(
-                source=cache.transfers.mover.source,
+                source=cache.transfers.source,
                 bytes=stats.bytes,
                 busy_seconds=stats.busy_seconds,
                 peak_bytes_per_second=peak,

@@ -8,12 +8,18 @@ times as they are measured here: of a transfer by the queue, of the layers by th
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from miractl.native.bets import Bets, BetsState, Moment
+from miractl.native.residency import Role
 from miractl.policy.bets import Pace
 from miractl.policy.prediction import Predictor, is_prompt
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.transfer import State
+
+RATE = 0.05  # weight of the newest layer in what is missing and what deciding takes
+SKIPS = 63  # layers without bets before deciding is tried and timed again
 
 
 class Prefetcher:
@@ -36,6 +42,9 @@ class Prefetcher:
         self._clock, self._began = clock, clock()
         self._is_prompt = False
         self._moment = Moment(confidence=confidence)
+        self._missing = 0.0  # experts of a layer that were not resident
+        self._deciding: float | None = None  # seconds that it takes to bet
+        self._skipped = 0
 
     def settle(self, step: Routed) -> None:
         """What became of the bets on this layer, before its experts are asked for."""
@@ -43,11 +52,16 @@ class Prefetcher:
         now, transfer = self._clock(), queue.seconds_each
         self._is_prompt = is_prompt(step)
         self._pace.mark(layer, now, queue.stats.waited_seconds, self._is_prompt)
+        queue.poll()
         with cache.lock:
+            there = cache.residency.present(layer)
+            missing = min(len(there), int(np.count_nonzero(there[step.ids] != Role.RESIDENT)))
+            self._missing += RATE * (missing - self._missing)
+            if self._skipped and not cache.tickets:
+                return  # there were no bets to judge
             gained, lost = self._outcome(step, now, transfer) if cache.tickets else (0.0, 0.0)
             if transfer:
                 ids, _ = step.addresses
-                there = cache.residency.present(layer)
                 self.bets.settle(layer, ids, step.ids.size, there, gained, lost, transfer)
 
     def _outcome(self, step: Routed, now: float, transfer: float) -> tuple[float, float]:
@@ -76,8 +90,21 @@ class Prefetcher:
         return gained, lost
 
     def bet(self, step: Routed, hidden: Any) -> None:
-        """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it."""
+        """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it.
+
+        Where bringing all that is missing takes less than deciding on bets, there are none.
+        """
         self.predictor.observe(step, hidden)
+        saves = self._missing * self._cache.transfers.seconds_each
+        if self._deciding is not None and saves < self._deciding and self._skipped < SKIPS:
+            self._skipped += 1
+            return
+        self._skipped, began = 0, self._clock()
+        self._decide(step)
+        seconds, before = self._clock() - began, self._deciding
+        self._deciding = seconds if before is None else before + RATE * (seconds - before)
+
+    def _decide(self, step: Routed) -> None:
         layers, prompt = self.bets.state.layers, self._is_prompt
         compute = self._pace.until(step.layer + 1, prompt) if step.layer + 1 < layers else None
         if compute is None:

@@ -87,7 +87,7 @@ class LayerRuns:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
         experts = len(set(step.ids.reshape(-1).tolist()))
         groups = self.cache.serve(step, then)
-        return self.compute.mix(module, x, step.ids, scores, experts, groups)
+        return self.compute.mix(step.layer, module, x, step.ids, scores, experts, groups)
 
     def _record(self, layer: int, ids: Ids, scores: Scores) -> Routed:
         cache, sequences = self.cache, self.sequences

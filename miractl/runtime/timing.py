@@ -21,7 +21,7 @@ MOST_READ = 512 * MIB  # to measure the memory by
 def moved(cache: ExpertCache) -> Moved:
     """Totals since the start."""
     stats = cache.transfers.stats
-    on_disk = cache.transfers.mover.source == "disk"
+    on_disk = cache.transfers.source == "disk"
     with cache.lock:
         return Moved(
             hits=int(cache.residency.hits.sum()),
@@ -70,6 +70,6 @@ def machine(engine: "Engine", rate: float | None) -> Machine:
         dense_bytes=sum(array.nbytes for array in dense_weights(model)) if cpu else 0,
         expert_bytes=engine.layout.nbytes,
         memory_rate=rate,
-        transfer_source=cache.transfers.mover.source,
+        transfer_source=cache.transfers.source,
         transfer_rate=cache.transfers.stats.peak_bytes_per_second,
     )

@@ -15,6 +15,7 @@ from typing import Protocol
 from miractl.policy.keys import ExpertKey
 
 DEMAND = -1.0  # sorts before every bet, whose rank is 1 - probability
+BACKGROUND = 2.0  # sorts behind every bet
 SECONDS_RATE = 0.1  # of the average time of a transfer
 
 
@@ -47,11 +48,16 @@ class Ticket:
     key: ExpertKey
     slot: int
     state: State = State.QUEUED
-    is_demand: bool = True
+    rank: float = DEMAND
     error: BaseException | None = None
     began_at: float = 0.0  # clock's time, once begun
     finished_at: float = 0.0  # clock's time, once finished
     finished: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_demand(self) -> bool:
+        """Whether a step waits for it."""
+        return self.rank == DEMAND
 
 
 @dataclass(slots=True)
@@ -65,6 +71,49 @@ class TransferStats:
     busy_seconds: float = 0.0
     waited_seconds: float = 0.0
     peak_bytes_per_second: float | None = None
+
+
+class Transfers(Protocol):
+    """Experts on their way into slots, as the cache and the bets see them."""
+
+    stats: TransferStats
+
+    @property
+    def source(self) -> str:
+        """Where the bytes come from: "disk", "host", or "emulated"."""
+
+    @property
+    def seconds_each(self) -> float:
+        """Of a transfer that shares the link with nobody; 0: not known yet."""
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """Demands and bets that are not finished."""
+
+    @property
+    def backlog(self) -> float:
+        """Seconds until a demand that is submitted now could begin."""
+
+    def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
+        """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
+
+    def overtake(self, ticket: Ticket) -> None:
+        """Somebody waits for it now: what has not begun becomes a demand."""
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Drop a transfer that has not begun; False if it is too late."""
+
+    def poll(self) -> None:
+        """Bring the states of all tickets up to now."""
+
+    def finish(self, ticket: Ticket) -> None:
+        """Return when a transfer that was not cancelled is done or has failed."""
+
+    def wait(self, ticket: Ticket) -> None:
+        """Return when the slot can be computed with; raises what the transfer raised."""
+
+    def close(self) -> None:
+        """Stop; what is queued is dropped."""
 
 
 class TransferQueue:
@@ -89,12 +138,21 @@ class TransferQueue:
 
     def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
         """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
-        ticket = Ticket(key, slot, is_demand=rank == DEMAND)
+        ticket = Ticket(key, slot, rank=rank)
         with self._lock:
             self._pending[ticket.is_demand] += 1
             heapq.heappush(self._heap, (rank, next(self._order), ticket))
             self._lock.notify()
         return ticket
+
+    def overtake(self, ticket: Ticket) -> None:
+        """Somebody waits for it now: what has not begun becomes a demand."""
+        with self._lock:
+            if ticket.state is State.QUEUED and not ticket.is_demand:
+                self._pending[False] -= 1
+                self._pending[True] += 1
+                ticket.rank = DEMAND  # its first entry will be passed over
+                heapq.heappush(self._heap, (DEMAND, next(self._order), ticket))
 
     def cancel(self, ticket: Ticket) -> bool:
         """Drop a transfer that has not begun; False if it is too late."""
@@ -109,6 +167,23 @@ class TransferQueue:
         """Demands and bets that are not finished."""
         with self._lock:
             return self._pending[True], self._pending[False]
+
+    @property
+    def source(self) -> str:
+        """The mover's."""
+        return self.mover.source
+
+    @property
+    def backlog(self) -> float:
+        """Seconds until a demand that is submitted now could begin."""
+        return self.pending[0] * self.seconds_each
+
+    def poll(self) -> None:
+        """Nothing to do: the workers keep the states."""
+
+    def finish(self, ticket: Ticket) -> None:
+        """Return when a transfer that was not cancelled is done or has failed."""
+        ticket.finished.wait()
 
     def wait(self, ticket: Ticket) -> None:
         """Return when the slot can be computed with; raises what the transfer raised."""

@@ -31,7 +31,7 @@ from miractl.runtime.compute import SlotLayout, slot_layout
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.layer_proof import Recorded, record_layers, relative_error
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
-from miractl.runtime.transfer import Mover
+from miractl.runtime.transfer import Mover, TransferQueue
 from miractl.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -136,6 +136,7 @@ def _run(options: EngineOptions, layout: SlotLayout, name: str, slots: int, chec
     try:
         if name == CONTROL:
             queue = engine.cache.transfers
+            assert isinstance(queue, TransferQueue)
             queue.mover = _NeighbourMover(queue.mover, engine.outline.experts)
         if "wrong" in name and engine.prefetcher is not None:
             engine.prefetcher.predictor = _Contrary(engine.prefetcher.predictor)

@@ -9,7 +9,7 @@ from typing import Any
 from miractl.plan.advice import machine_notes
 from miractl.plan.planner import Plan
 from miractl.telemetry.snapshot import ModelFacts, Snapshot
-from miractl.units import format_bytes
+from miractl.units import format_bytes, format_rate
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 # Those that an operator compares between profiles; the others seldom differ.
@@ -40,6 +40,14 @@ def device_line(device: str, asked: str, profile: str) -> str:
     return (
         f"{why}; of profile {profile} the thresholds, window and staging limits apply,"
         " its GPU memory, pinned buffer and link do not"
+    )
+
+
+def link_line(rate: float, host_compute: str) -> str:
+    """What is emulated, and what computes misses meanwhile."""
+    return (
+        f"emulated link of {format_rate(rate)}: all experts are in RAM, slots and copies are"
+        f" imagined, waiting for them is not; host compute {host_compute}"
     )
 
 

@@ -20,7 +20,8 @@ MOST_WASTED = 0.30  # share of the transferred bytes that were wrong bets
 SLOWEST_LINK = 0.50  # of the measured peak, while a transfer is under way
 # Below this the hand-over between threads sets the time of a switch, not the transfer; where the
 # processors also read and compute, they are often busy.
-SHORTEST_SWITCH = {"host": 1e-3, "disk": 5e-3}  # by the source of transfers
+SHORTEST_SWITCH = {"host": 1e-3, "disk": 5e-3, "emulated": 1e-3}  # by the source of transfers
+LINKS = {"host": "the link", "disk": "the disk", "emulated": "the emulated link"}
 MOST_FRAGMENTED = 0.20
 
 
@@ -140,7 +141,7 @@ def _waste_advice(span: Span) -> str:
 
 def judge_transfer(snapshot: Snapshot, span: Span) -> Verdict:
     """Share of the time with a transfer under way; also what the transfers were for."""
-    link = "the disk" if snapshot.transfer.source == "disk" else "the link"
+    link = LINKS[snapshot.transfer.source]
     text = f"≤ {BUSIEST * 100:.0f} % busy, ≤ {MOST_WASTED * 100:.0f} % wasted"
     value = span.utilization
     shown = f"{format_share(value)} busy, {format_rate(span.rate)}"
@@ -188,7 +189,7 @@ def judge_switch(snapshot: Snapshot, span: Span) -> Verdict:
 
 
 def _switch_advice(snapshot: Snapshot, span: Span) -> str:
-    source = "the disk" if snapshot.transfer.source == "disk" else "the link"
+    source = LINKS[snapshot.transfer.source]
     if _wastes(span):
         return f"misses wait behind prefetches: {_waste_advice(span)}"
     if (span.utilization or 0) > BUSIEST:

@@ -57,6 +57,9 @@ class CacheFacts:
     bypassed: int  # misses computed from a staging slot without displacing a resident
     evictions: int
     waves: int  # extra passes because a step needed more experts than there are slots
+    waited: int  # misses whose transfer was under way: misses == waited + copied + on_host
+    copied: int  # misses that were brought on demand
+    on_host: int  # misses that the host computed where they lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,10 @@ class PrefetchFacts:
 
 @dataclass(frozen=True, slots=True)
 class TransferFacts:
-    """Bytes brought into slots. `source` says from where: "disk" on a CPU, "host" over PCIe."""
+    """Bytes brought into slots. `source` says from where: "disk" on a CPU, "host" over PCIe.
+
+    "emulated": over a link that is not there, in imagined time; nothing is copied.
+    """
 
     source: str
     bytes: int

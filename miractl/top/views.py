@@ -86,7 +86,7 @@ def _transfer(reading: Reading, verdict: Verdict) -> View:
         _row("prefetches", reading, lambda s: per_second(s.per_second(s.issued))),
         _row("in time", reading, lambda s: format_share(ratio(s.used, s.bets_settled))),
     )
-    where = {"disk": "disk", "host": "PCIe"}.get(transfer.source, transfer.source)
+    where = {"host": "PCIe", "emulated": "emulated link"}.get(transfer.source, transfer.source)
     trend = reading.utilizations
     return View(f"transfer from {where}", verdict, NOW_AND_START, rows, trend=trend)
 

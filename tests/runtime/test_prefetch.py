@@ -182,3 +182,20 @@ def test_a_demand_may_have_the_slot_of_any_bet(bench: Bench) -> None:
     for _ in bench.cache.serve(routed(0, 0, 2, 3, 4, 5)):
         pass
     assert bench.cache.counters.wasted > 0
+
+
+def test_no_bets_where_deciding_takes_longer_than_fetching(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guess, asked = bench.told.guess, []
+
+    def slow(ahead: int) -> np.ndarray | None:
+        asked.append(ahead)
+        bench.world.now += 100 * TRANSFER
+        return guess(ahead)
+
+    monkeypatch.setattr(bench.told, "guess", slow)
+    for turn in range(60):
+        bench.token(turn % 3, turn % 4, guess=turn % 4)
+    assert len(asked) == 2  # of 60 layers that could have been bet on: the first, and one in 64
+    assert len(bench.told.observed) == 120

@@ -55,6 +55,9 @@ BASE = Snapshot(
         bypassed=50,
         evictions=934,
         waves=3,
+        waited=100,
+        copied=900,
+        on_host=0,
     ),
     prefetch=PrefetchFacts(
         *(True, "lookahead", 600, 420, 60, 100, 20, 100 * MIB),
