@@ -139,6 +139,19 @@ MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t
 MIRA_API double mira_recall(const double *guess, int32_t experts, const int64_t *ids,
                             int32_t count);
 
+/* Count that in each of some tokens the experts before[tokens, top] were followed by after[tokens,
+ * top], in table[experts][experts]; a row that sums to more than `most` fades by half.
+ * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_markov_count(float *table, int32_t experts, const int64_t *before,
+                               const int64_t *after, int32_t tokens, int32_t top, double most);
+
+/* What follows ids[top] so many layers `ahead`, as guess[experts]: by the tables of these layers,
+ * by_layer[ahead][experts][experts], and unless it is NULL by what follows past[top] in by_token
+ * [experts][experts]. scratch[2][experts]. */
+MIRA_API void mira_markov_guess(const float *by_layer, const float *by_token, int32_t experts,
+                                int32_t ahead, const int64_t *ids, const int64_t *past, int32_t top,
+                                double of_layer, double *scratch, double *guess);
+
 /* What routers asked early say, as guess[experts]: 1/2 to 1 for whom they choose, by the weights[tokens,
  * top] or all 1 if that is NULL; for any of the tokens. Ids that do not exist are passed over. */
 MIRA_API void mira_lookahead(const int64_t *ids, const float *weights, int32_t tokens, int32_t top,
