@@ -99,7 +99,8 @@ class MarkovTable:
             past.address + layer * row_bytes if past.known[layer] else None,
             *(step.ids.shape[1], OF_LAYER, *self._guess_at),
         )
-        return self._guess[0].copy()
+        result: Probabilities = self._guess[0].copy()
+        return result
 
     def _count(self, table: int, step: Routed, before: int, after: int, tokens: int) -> None:
         """Count pairs of the same row, int64 [tokens, k] at two addresses, for the step's layer."""
