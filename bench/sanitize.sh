@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The kernels' tests with GCC's address and undefined-behaviour sanitizers in the library. Works in
+# The tests of the library, kernels and brain, with GCC's address and undefined-behaviour sanitizers in the library. Works in
 # a copy, so the checkout keeps its own library.
 #     PYTHON=.venv/bin/python bench/sanitize.sh [PYTEST ARGUMENTS]
 set -euo pipefail
@@ -10,9 +10,9 @@ CC=${CC:-gcc}
 sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=all"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-cp -r miractl profiles pyproject.toml setup.py README.md LICENSE "$folder"
+cp -r miractl bench docs profiles pyproject.toml setup.py README.md LICENSE "$folder"
 mkdir "$folder/tests"
-cp -r tests/__init__.py tests/conftest.py tests/native "$folder/tests"
+cp -r tests/__init__.py tests/conftest.py tests/native tests/policy tests/simulate "$folder/tests"
 cd "$folder"
 find . -name '*.so' -delete
 
@@ -22,4 +22,5 @@ CC=$CC CFLAGS=$sanitizers LDFLAGS=$sanitizers MIRACTL_REQUIRE_NATIVE=1 \
 # everything at exit, so leaks are not looked for. The build's test would build without them.
 LD_PRELOAD="$($CC -print-file-name=libasan.so) $($CC -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=0 MIRACTL_REQUIRE_NATIVE=1 \
-    "$PYTHON" -m pytest -q -p no:cacheprovider --ignore tests/native/test_build.py tests/native "$@"
+    "$PYTHON" -m pytest -q -p no:cacheprovider --ignore tests/native/test_build.py \
+    tests/native tests/policy tests/simulate "$@"

@@ -5,17 +5,19 @@ file beats the profile, and the profile beats the defaults. An empty variable co
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from miractl import paths
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS, Parameter, Profile, known_entry
+from miractl.profiles import PARAMETERS, RUNTIME, Parameter, Profile, known_entry
 from miractl.suggest import nearest
 from miractl.yamlfile import Entry, read_mapping
 
 DEFAULT_CONCURRENCY, MOST_CONCURRENCY = 8, 4096  # beyond their memory, requests wait
 LEAST_CONTEXT = 16  # tokens
+OMP_THREADS = "OMP_NUM_THREADS"
 _LEVELS = ("debug", "info", "warning", "error")
 _ALL = (
     Parameter("profile", "str", "default", "Name of a profile, or a YAML file."),
@@ -43,7 +45,7 @@ _ALL = (
     Parameter("log_level", "str", "info", "Least severe message to log.", choices=_LEVELS),
     Parameter("log_format", "str", "text", "Form of the log lines.", choices=("text", "json")),
 )
-# What can be set besides the parameters of the runtime. A profile does not hold these.
+# What can be set besides the runtime's parameters and layout. A profile does not hold these.
 SETTINGS: dict[str, Parameter] = {setting.name: setting for setting in _ALL}
 
 
@@ -55,13 +57,23 @@ class Setting:
     origin: str
 
 
+def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """The values alone."""
+    return {name: setting.value for name, setting in settings.items()}
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Those options that the command line names."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def read_config() -> dict[str, Entry]:
     """Entries of the configuration file, checked; empty without a file. Raises UsageError."""
     path = paths.config_file()
     if not path.exists() and not os.environ.get("MIRACTL_CONFIG"):
         return {}
     entries = read_mapping(path)
-    known = PARAMETERS | SETTINGS
+    known = PARAMETERS | RUNTIME | SETTINGS
     for key, entry in entries.items():
         known_entry(key, entry, known)
         entry.checked(known[key].check)
@@ -71,6 +83,20 @@ def read_config() -> dict[str, Entry]:
 def resolve_parameters(profile: Profile, options: dict[str, Any]) -> dict[str, Setting]:
     """All 12 parameters, given the options of the command line. Raises UsageError."""
     return _resolve(PARAMETERS, options, profile)
+
+
+def resolve_runtime(profile: Profile, options: dict[str, Any]) -> dict[str, Setting]:
+    """Everything in RUNTIME; OMP_NUM_THREADS beats even an option. Raises UsageError."""
+    settings = _resolve(RUNTIME, options, profile)
+    if (threads := omp_threads(os.environ)) is not None:
+        settings["threads"] = Setting(threads, f"env {OMP_THREADS}")
+    return settings
+
+
+def omp_threads(environ: Mapping[str, str]) -> int | None:
+    """What OMP_NUM_THREADS says; None if it says nothing that is a number of threads."""
+    first = environ.get(OMP_THREADS, "").split(",")[0].strip()  # of a list, one a nesting level
+    return int(first) if first.isdigit() and int(first) > 0 else None
 
 
 def resolve_settings(options: dict[str, Any]) -> dict[str, Setting]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 DEMO_MODEL = PACKAGE / "demo" / "model"
+DEMO_PROMPTS = PACKAGE / "demo" / "prompts.txt"
 DEMO_TRACE = PACKAGE / "demo" / "trace.npz"
 
 

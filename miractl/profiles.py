@@ -1,7 +1,7 @@
 """Profiles: the 12 parameters of the runtime, and named sets of values for kinds of GPU.
 
-A profile is a YAML file with `description`, `hardware` and `parameters`. It lists only what it has
-a reason to set; the comment behind a value is its source and is shown with it.
+A profile is a YAML file with `description`, `hardware`, `parameters` and `runtime`. It lists only
+what it has a reason to set; the comment behind a value is its source and is shown with it.
 """
 
 import os
@@ -153,6 +153,13 @@ _ALL = (
     Parameter("prefetch", "bool", True, "Fetch predicted experts before they are asked for."),
 )
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
+_SHAPE = (
+    Parameter("sets", "int", None, "Sets of slots: layer l caches in set l mod N.", 1, 1024),
+    Parameter("threads", "int", None, "Threads on a CPU; OMP_NUM_THREADS wins.", 1, 1024),
+)
+# How the runtime is laid out, fixed once it is loaded. None: as policy, model and machine have it.
+RUNTIME: dict[str, Parameter] = {setting.name: setting for setting in _SHAPE}
+SECTIONS = {"parameters": PARAMETERS, "runtime": RUNTIME}  # of a profile, those that hold values
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +178,12 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named set of parameter values. `values` holds only what the profile itself sets."""
+    """A named set of values, of PARAMETERS and RUNTIME: only what the profile itself sets."""
 
     name: str
     description: str
     values: dict[str, Any]
-    sources: dict[str, str] = field(default_factory=dict)  # parameter -> where its value is from
+    sources: dict[str, str] = field(default_factory=dict)  # name -> where its value is from
     hardware: Hardware = field(default_factory=Hardware)
 
 
@@ -215,17 +222,20 @@ def read_profile(path: Path) -> tuple[Profile, list[str]]:
     What is wrong is left out of the profile. Raises UsageError for a file that is no mapping.
     """
     reader, entries = _Reader(), read_mapping(path)
-    sections = {name: reader.section(entries, name) for name in ("hardware", "parameters")}
+    sections = {name: reader.section(entries, name) for name in ("hardware", *SECTIONS)}
     top = {key: entry for key, entry in entries.items() if key not in sections}
     description = reader.values(top, {"description": ("description", _text)}, sections)
-    values = reader.values(
-        sections["parameters"], {name: (name, known.check) for name, known in PARAMETERS.items()}
-    )
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for section, known in SECTIONS.items():
+        kinds: dict[str, _Kind] = {name: (name, one.check) for name, one in known.items()}
+        values |= reader.values(sections[section], kinds)
+        sources |= {name: entry.comment for name, entry in sections[section].items()}
     profile = Profile(
         name=path.stem,
         description=description.get("description", ""),
         values=values,
-        sources={name: sections["parameters"][name].comment for name in values},
+        sources={name: sources[name] for name in values},
         hardware=Hardware(**reader.values(sections["hardware"], _HARDWARE)),
     )
     return profile, reader.problems

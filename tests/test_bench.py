@@ -10,12 +10,14 @@ import pytest
 import torch
 from click.testing import Result
 
+from miractl.cli.prompts import read_prompts
 from miractl.errors import UsageError
 from miractl.probe import disk_rate, disk_reads
 from miractl.probe.direct_file import PAGE, DirectFile
 from miractl.probe.spread import Spread
 from miractl.runtime import link, speed
 from tests.runtime.models import load, make_model
+from tests.server.tiny import tiny_tokenizer
 
 Run = Callable[..., Result]
 
@@ -113,7 +115,8 @@ def test_contenders_take_turns_on_the_same_prompts_and_the_first_round_is_not_co
         "ours": speed.Contender(engine.model, engine.snapshot),
         "stock": speed.Contender(stock),
     }
-    speed.measure(contenders, 5, 3, 2, lambda *_: None)
+    rounds = speed.random_prompts(engine.model, 5, 3)
+    speed.measure(contenders, rounds, 3, lambda *_: None)
     engine.close()
     assert all(map(torch.equal, prompts["ours"], prompts["stock"]))
     assert [ids.shape[1] for ids in prompts["ours"]] == [5, 1, 1, 1] * 3
@@ -147,8 +150,22 @@ def test_decode(tmp_path: Path, miractl: Run, monkeypatch: pytest.MonkeyPatch) -
     assert 0 < decode["tokens_per_second"]["low"] <= decode["tokens_per_second"]["median"]
     assert found["contenders"]["transformers"]["cache"] is None
     text = miractl(*arguments).stdout
-    assert text.startswith("small on cpu in float32, 1 threads: ")
+    assert text.startswith("small on cpu in float32, 1 threads, sets x ways 1 x ")
     assert "times transformers: prefill " in text
+
+
+def test_prompts_are_the_starts_of_texts_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("to be or not\n\n\n\n  the cat\nsat\n", encoding="utf-8")
+    texts = read_prompts(path)
+    assert texts == ("to be or not", "  the cat\nsat")
+    tokenizer = tiny_tokenizer()
+    found = speed.text_prompts(tokenizer, texts, 3, 3)
+    assert [ids.shape[0] for ids in found] == [1, 1, 1]
+    assert all(0 < ids.shape[1] <= 3 for ids in found)
+    whole = tokenizer.decode(speed.text_prompts(tokenizer, texts, 100, 2)[1][0])
+    assert whole == texts[1]
+    assert torch.equal(found[0], found[2])
 
 
 def test_decode_of_nothing(miractl: Run) -> None:

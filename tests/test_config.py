@@ -9,9 +9,16 @@ import pytest
 from click.testing import Result
 
 from miractl import paths
-from miractl.config import SETTINGS, Setting, read_config, resolve_parameters, resolve_settings
+from miractl.config import (
+    SETTINGS,
+    Setting,
+    read_config,
+    resolve_parameters,
+    resolve_runtime,
+    resolve_settings,
+)
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS, Profile
+from miractl.profiles import PARAMETERS, RUNTIME, Profile
 
 PROFILE = Profile("mine", "", {"cache_threshold": 0.1})
 
@@ -50,16 +57,18 @@ def test_precedence(
     assert list(settings) == list(PARAMETERS)
 
 
-@pytest.mark.parametrize("name", [*PARAMETERS, *SETTINGS])
+@pytest.mark.parametrize("name", [*PARAMETERS, *RUNTIME, *SETTINGS])
 def test_every_setting_can_come_from_the_environment_and_the_file(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parameter = (PARAMETERS | SETTINGS)[name]
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    parameter = (PARAMETERS | RUNTIME | SETTINGS)[name]
     value = {"float": 0.5, "int": 200, "bool": False, "str": "words"}[parameter.kind]
     value = parameter.choices[-1] if parameter.choices else 2 if parameter.high == 8 else value
 
     def resolved() -> Setting:
-        return (resolve_settings({}) | resolve_parameters(PROFILE, {}))[name]
+        runtime = resolve_runtime(PROFILE, {})
+        return (resolve_settings({}) | runtime | resolve_parameters(PROFILE, {}))[name]
 
     path = write_config(f"{name}: {json.dumps(value)}\n")
     assert resolved() == Setting(value, f"file {path}:1")
@@ -152,7 +161,7 @@ def test_show_as_text(miractl: Callable[..., Result]) -> None:
     origin = miractl("config", "show", "--origin").stdout.splitlines()
     assert plain[0].split() == ["SETTING", "VALUE"]
     assert origin[0].split() == ["SETTING", "VALUE", "ORIGIN"]
-    assert len(plain) == len(origin) == 1 + len(SETTINGS) + len(PARAMETERS)
+    assert len(plain) == len(origin) == 1 + len(SETTINGS) + len(RUNTIME) + len(PARAMETERS)
 
 
 @pytest.mark.parametrize(
@@ -191,3 +200,19 @@ def test_bad_variable_is_named(
 def test_path_needs_no_readable_file(miractl: Callable[..., Result]) -> None:
     path = write_config("{broken")
     assert miractl("config", "path").stdout == f"{path}\n"
+
+
+@pytest.mark.parametrize(("omp", "expected"), [("3", 3), ("2,1", 2), ("", 8), ("0", 8), ("x", 8)])
+def test_omp_num_threads_beats_all_others_and_is_shown(
+    omp: str, expected: int, monkeypatch: pytest.MonkeyPatch, miractl: Callable[..., Result]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    profile = Profile("mine", "", {"threads": 4, "sets": 3})
+    settings = resolve_runtime(profile, {"threads": 8})
+    origin = "env OMP_NUM_THREADS" if expected != 8 else "option"
+    assert settings["threads"] == Setting(expected, origin)
+    assert settings["sets"] == Setting(3, "profile mine")
+    shown = miractl("config", "show", "--origin", "--threads", "8", "--sets", "2").stdout
+    rows = [line.split(maxsplit=2) for line in shown.splitlines()]
+    assert ["threads", str(expected), origin] in rows
+    assert ["sets", "2", "option"] in rows

@@ -105,6 +105,19 @@ def test_own_file(tmp_path: Path) -> None:
     assert profile.sources == {"prefetch": "too slow here", "cache_threshold": ""}
 
 
+def test_the_layout_of_the_runtime(tmp_path: Path, miractl: Callable[..., Result]) -> None:
+    path = write(tmp_path, "runtime:\n  sets: 3  # measured\n  threads: 2\n")
+    profile = load_profile(path)
+    assert profile.values == {"sets": 3, "threads": 2}
+    assert profile.sources == {"sets": "measured", "threads": ""}
+    shown = json.loads(miractl("profiles", "show", path, "--json").stdout)
+    assert shown["runtime"]["sets"] == {"value": 3, "source": "measured"}
+    assert list(shown["parameters"]) == list(PARAMETERS)
+    rows = [line.split() for line in miractl("profiles", "show", path).stdout.splitlines()]
+    assert ["sets", "3", "measured"] in rows
+    assert miractl("profiles", "check", path).stdout.endswith("sets 2 of 14 values, all is well\n")
+
+
 def test_unknown_name_says_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"no profile 'a11'; did you mean 'a10'\?.*a100") as caught:
         load_profile("a11")
@@ -140,6 +153,10 @@ def test_unknown_name_says_what_there_is() -> None:
         ("parameters:\n  prediction_mode: markow\n", 2, "did you mean 'markov'"),
         ("parameters:\n  prefetch: 1\n", 2, "true or false"),
         ("parameters:\n  expert_layer_path: 2026-99-99\n", 2, "not valid YAML"),
+        ("runtime:\n  set: 3\n", 2, "did you mean 'sets'"),
+        ("runtime:\n  sets: 0\n", 2, "sets: got 0 .* from 1 to 1024"),
+        ("runtime:\n  threads: 1.5\n", 2, "a whole number"),
+        ("parameters:\n  sets: 3\n", 2, "unknown key 'sets'"),
         ("hardware:\n  memory: [24]\n", 2, "expected a size like 24GB"),
         ("hardware:\n  memory: [24XB]\n", 2, "needs a unit"),
         ("hardware:\n  gpu_names: NVIDIA A10\n", 2, "expected a list"),
@@ -254,10 +271,10 @@ def test_check_says_all_that_is_wrong_in_order(
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        ("parameters:\n  prefetch: off\n", 0, "sets 1 of 12 parameters, all is well"),
+        ("parameters:\n  prefetch: off\n", 0, "sets 1 of 14 values, all is well"),
         ("", 1, "empty"),
         ("a: [\n", 1, "not valid YAML"),
-        ("parameters:\n", 0, "sets 0 of 12"),
+        ("parameters:\n", 0, "sets 0 of 14"),
     ],
 )
 def test_check_of_other_files(

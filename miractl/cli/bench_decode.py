@@ -1,14 +1,20 @@
 """`miractl bench decode`: tokens a second."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from miractl.cli.options import json_option, parameter_options, profile_option, setting_option
+from miractl.cli.options import (
+    json_option,
+    parameter_options,
+    profile_option,
+    runtime_options,
+    setting_option,
+)
 from miractl.cli.progress import clear_progress, show_progress
+from miractl.cli.prompts import prompts_option
 from miractl.errors import UsageError
 from miractl.output import Output, table
 from miractl.paths import DEMO_MODEL
@@ -39,9 +45,8 @@ PARTS = ("prefill", "decode")
     help="To generate after the prompt.",
 )
 @click.option("--repeat", type=click.IntRange(1), default=5, show_default=True, help="Rounds.")
-@click.option(
-    "--threads", type=click.IntRange(1, 1024), help="Of the CPU.  [default: as serve takes them]"
-)
+@prompts_option
+@runtime_options
 @click.option(
     "--against",
     type=click.Choice([STOCK]),
@@ -58,6 +63,8 @@ def decode(
     prompt_tokens: int,
     new_tokens: int,
     repeat: int,
+    prompts: tuple[str, ...] | None,
+    sets: int | None,
     threads: int | None,
     against: str | None,
     as_json: bool,
@@ -66,7 +73,8 @@ def decode(
     """Measure how fast MODEL reads prompts and generates tokens, one request at a time.
 
     MODEL is the bundled demo model unless given. Prompts are random tokens, which reach more
-    experts than text does; each round has another one. Processor time counts all threads.
+    experts than text does, or the paragraphs of a file; each round has another one. Processor time
+    counts all threads.
 
     \b
     Examples:
@@ -78,25 +86,32 @@ def decode(
     if not folder.is_dir():
         raise UsageError(f"no model folder {str(folder)!r}", hint="miractl bench decode ./my-model")
     out = Output(json=as_json)
-    if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
 
-    from miractl.config import resolve_parameters
+    from miractl.config import given, resolve_parameters, resolve_runtime, values_of
     from miractl.profiles import load_profile
-    from miractl.runtime.engine import EngineOptions, quiet_transformers  # torch takes seconds
-    from miractl.runtime.speed import contenders_of, measure
+    from miractl.runtime.engine import (  # torch takes seconds
+        EngineOptions,
+        load_tokenizer,
+        quiet_transformers,
+    )
+    from miractl.runtime.speed import contenders_of, measure, random_prompts, text_prompts
 
     quiet_transformers()
 
-    settings = resolve_parameters(load_profile(profile), parameters)
+    loaded = load_profile(profile)
+    layout = values_of(resolve_runtime(loaded, given(sets=sets, threads=threads)))
     options = EngineOptions(
-        *(folder, folder.name, {name: setting.value for name, setting in settings.items()}),
+        *(folder, folder.name, values_of(resolve_parameters(loaded, parameters))),
         profile=profile, device=device, dtype=dtype, expert_memory=expert_memory,
-        with_tokenizer=False,
+        with_tokenizer=False, **layout,
     )  # fmt: skip
     with contenders_of(options, against is not None) as (contenders, facts):
+        if prompts is None:
+            rounds = random_prompts(contenders[OURS].model, prompt_tokens, repeat + 1)
+        else:
+            rounds = text_prompts(load_tokenizer(folder), prompts, prompt_tokens, repeat + 1)
         try:
-            measure(contenders, prompt_tokens, new_tokens, repeat, show_progress)
+            measure(contenders, rounds, new_tokens, show_progress)
         finally:
             clear_progress()
     facts |= {"prompt_tokens": prompt_tokens, "tokens": new_tokens, "rounds": repeat}
@@ -105,7 +120,8 @@ def decode(
         out.json({"schema": SCHEMA, "model": str(folder), **facts, "contenders": found})
         return
     out.data(
-        f"{folder.name} on {facts['device']} in {facts['dtype']}, {facts['threads']} threads: "
+        f"{folder.name} on {facts['device']} in {facts['dtype']}, {facts['threads']} threads, "
+        f"sets x ways {facts['sets']} x {facts['ways']}: "
         f"{facts['slots']} of {facts['experts']} experts in "
         f"{format_bytes(facts['expert_memory_bytes'])}"
     )

@@ -35,6 +35,7 @@ COMMANDS = {
     "explain": "Say where the time of the last tokens went.",
     "verify": "Prove that outputs equal those of the stock model.",
     "bench": "Measure speed, link, disk, and what packing loses.",
+    "tune": "Find the fastest settings here by measuring; write a profile.",
     "profiles": "List the profiles and show what they set, and why.",
     "config": "Show the settings in force, and where each came from.",
     "env": "Print facts to paste into a bug report.",

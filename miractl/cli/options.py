@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from miractl import units
 from miractl.config import SETTINGS, resolve_settings
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS, Parameter, list_profiles
+from miractl.profiles import PARAMETERS, RUNTIME, Parameter, list_profiles
 from miractl.suggest import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,6 +84,17 @@ def setting_option(*names: str) -> Callable[[F], F]:
     return decorate
 
 
+def runtime_option(*names: str) -> Callable[[F], F]:
+    """Options for entries of RUNTIME, passed as given on the command line, else as None."""
+
+    def decorate(f: F) -> F:
+        for name in reversed(names):
+            f = _option(RUNTIME[name])(f)
+        return f
+
+    return decorate
+
+
 def unresolved_settings(f: F) -> F:
     """An option for every entry of SETTINGS, passed as given on the command line, else as None."""
     for setting in reversed(SETTINGS.values()):
@@ -91,6 +102,7 @@ def unresolved_settings(f: F) -> F:
     return f
 
 
+runtime_options = runtime_option(*RUNTIME)
 url_option = setting_option("url")
 profile_option = setting_option("profile")
 log_options = setting_option("log_level", "log_format")

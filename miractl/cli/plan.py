@@ -12,6 +12,7 @@ from miractl.cli.options import (
     json_option,
     parameter_options,
     profile_option,
+    runtime_option,
     setting_option,
 )
 from miractl.cli.quantities import RATE, SECONDS, SIZE, dense_option
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     help="Requests that generate at the same time.  [default: serve's --max-concurrency]",
 )
 @dense_option
+@runtime_option("sets")
 @click.option("--gpu-memory", type=SIZE, help="A GPU of this memory, 24GB, instead of this one.")
 @click.option("--host-memory", type=SIZE, help="Memory for this program, 64GB.")
 @click.option("--link", type=RATE, help="Rate of copies from host to GPU, 25GB/s.")
@@ -77,7 +79,7 @@ def command(
       miractl plan --gpu-memory 24GB --baseline 8.2GB --expert-size 1.1GB --profile a10
     """
     from miractl.cli.serve import expert_memory_for
-    from miractl.config import resolve_parameters, resolve_settings
+    from miractl.config import given, resolve_parameters, resolve_runtime, resolve_settings
     from miractl.plan.request import request_from
     from miractl.profiles import load_profile
 
@@ -86,6 +88,7 @@ def command(
     settings = resolve_parameters(loaded, parameters)
     options["concurrency"] = options["concurrency"] or resolve_settings({})["max_concurrency"].value
     asked = {name: options[name] for name in ("context", "concurrency", "headroom", "kv_memory")}
+    asked["sets"] = resolve_runtime(loaded, given(sets=options["sets"]))["sets"].value
     request = request_from(settings, dense=options["dense"] == "int8", **asked)
     if options["p95"] is not None:
         request = replace(request, p95=options["p95"])

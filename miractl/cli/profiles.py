@@ -9,6 +9,8 @@ from miractl.errors import ExitCode, UsageError
 from miractl.output import Output, table
 from miractl.profiles import (
     PARAMETERS,
+    RUNTIME,
+    SECTIONS,
     Hardware,
     Profile,
     list_profiles,
@@ -16,6 +18,8 @@ from miractl.profiles import (
     profile_path,
     read_profile,
 )
+
+ALL = PARAMETERS | RUNTIME
 
 
 @click.group()
@@ -49,7 +53,7 @@ def list_command(as_json: bool) -> None:
 @click.argument("profile", metavar="NAME|FILE", shell_complete=complete_profile)
 @json_option
 def show(profile: str, as_json: bool) -> None:
-    """Show all parameters under a profile, each with the source of its value.
+    """Show all values under a profile, each with the source of its value.
 
     \b
     Examples:
@@ -66,10 +70,9 @@ def show(profile: str, as_json: bool) -> None:
         out.data(hardware)
     out.data("")
     rows = [
-        (name, PARAMETERS[name].show(value), source)
-        for name, (value, source) in _values(loaded).items()
+        (name, ALL[name].show(value), source) for name, (value, source) in _values(loaded).items()
     ]
-    out.data(table(rows, ("parameter", "value", "source")))
+    out.data(table(rows, ("setting", "value", "source")))
 
 
 @command.command()
@@ -98,22 +101,22 @@ def check(profile: str, as_json: bool) -> None:
     elif problems:
         out.data("\n".join(problems))
     else:
-        out.data(f"{file}: sets {len(found.values)} of {len(PARAMETERS)} parameters, all is well")
+        out.data(f"{file}: sets {len(found.values)} of {len(ALL)} values, all is well")
     click.get_current_context().exit(int(ExitCode.FAILED if problems else ExitCode.OK))
 
 
 def _values(profile: Profile) -> dict[str, tuple[Any, str]]:
-    """Value and source of all parameters: those the profile leaves alone have their default."""
+    """Value and source of everything: what the profile leaves alone has its default."""
     return {
         name: (profile.values[name], profile.sources.get(name) or "no source given")
         if name in profile.values
         else (parameter.default, "default")
-        for name, parameter in PARAMETERS.items()
+        for name, parameter in ALL.items()
     }
 
 
 def _facts(profile: Profile) -> dict[str, Any]:
-    hardware = profile.hardware
+    hardware, values = profile.hardware, _values(profile)
     return {
         "name": profile.name,
         "description": profile.description,
@@ -123,9 +126,9 @@ def _facts(profile: Profile) -> dict[str, Any]:
             "pcie_generation": hardware.pcie_generation,
             "pcie_lanes": hardware.pcie_lanes,
         },
-        "parameters": {
-            name: {"value": value, "source": source}
-            for name, (value, source) in _values(profile).items()
+        **{
+            section: {n: {"value": values[n][0], "source": values[n][1]} for n in known}
+            for section, known in SECTIONS.items()
         },
     }
 

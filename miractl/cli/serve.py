@@ -17,6 +17,7 @@ from miractl.cli.options import (
     parameter_options,
     policy_option,
     profile_option,
+    runtime_options,
     setting_option,
 )
 from miractl.cli.quantities import dense_option
@@ -42,6 +43,7 @@ MOST_EXPERT_MEMORY = 1024 * TIB  # more is a slip of the keyboard
 @profile_option
 @setting_option("host", "port", "device", "expert_memory", "context", "kv_memory")
 @setting_option("max_concurrency")
+@runtime_options
 @dense_option
 @policy_option
 @click.option(
@@ -69,6 +71,8 @@ def command(
     kv_memory: int | None,
     dense: str,
     max_concurrency: int,
+    sets: int | None,
+    threads: int | None,
     policy: str | None,
     warm_heat: Path | None,
     record_trace: Path | None,
@@ -91,7 +95,7 @@ def command(
       miractl serve --expert-memory 25% --set cache_threshold=0.4
     """
     from miractl import log
-    from miractl.config import resolve_parameters
+    from miractl.config import given, resolve_parameters, resolve_runtime, values_of
     from miractl.plan.request import request_from
     from miractl.profiles import load_profile
     from miractl.server.config import ServerConfig
@@ -105,6 +109,7 @@ def command(
             raise UsageError(f"{option}: no folder {str(target.parent)!r}")
     loaded = load_profile(profile)
     settings = resolve_parameters(loaded, parameters)
+    layout = values_of(resolve_runtime(loaded, given(sets=sets, threads=threads)))
     path, model_id = locate(model)
     config = ServerConfig(host, port, context, max_concurrency, kv_memory)
     out = _Lines() if log_format == "json" else Output()
@@ -116,6 +121,7 @@ def command(
         expert_memory=expert_memory,
         kv_memory=kv_memory,
         dense=dense == "int8",
+        sets=layout["sets"],
     )
     options = {
         "model_path": path,
@@ -123,7 +129,8 @@ def command(
         "device": device,
         "expert_memory": expert_memory,
         "dense": dense,
-        "parameters": {name: setting.value for name, setting in settings.items()},
+        "parameters": values_of(settings),
+        **layout,
         "profile": loaded.name,
         "policy": policy,
         "warm_heat": warm_heat,

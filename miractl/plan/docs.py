@@ -99,7 +99,8 @@ $ miractl plan --gpu-memory 24GB --baseline 8.2GB --expert-size 1.1GB --profile 
   layer the low end is that of no locality at all, and 0 where a set has fewer ways than a token
   needs. `--trace FILE.npz` replays a trace of the model itself instead.
 - *Sets by cores*: N sets × M ways with M = 4 up to 7 cores, 5 for 8, 8 from 24 on, and N =
-  floor(S / M). `serve` uses one set a layer, as many ways as the slots allow.
+  floor(S / M). `serve` does not go by it; `--sets N` makes it, and `miractl tune` measures what
+  is best.
 """
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from miractl.checkpoint.geometry import Geometry
 from miractl.doctor.pinned import rounded
-from miractl.errors import UsageError
 from miractl.native import available
 from miractl.plan import advice
 from miractl.plan.books import (
@@ -24,7 +23,7 @@ from miractl.plan.ledger import Ledger, Line, Refusal
 from miractl.plan.machine import PlanMachine
 from miractl.plan.needs import Needs
 from miractl.plan.request import PlanRequest
-from miractl.plan.slots import SlotPlan, parse_budget, plan_slots, whole
+from miractl.plan.slots import SlotPlan, check_sets, parse_budget, plan_slots, whole
 from miractl.plan.staging import StagingPlan, plan_staging
 from miractl.plan.trace import replayed_hits
 from miractl.telemetry.trace import Trace
@@ -93,6 +92,7 @@ def plan_for(
     Raises UsageError for a request that means nothing here, MiractlError for a machine whose
     memory is unknown. What does not fit is no error but a plan with a refusal.
     """
+    check_sets(request.sets, len(geometry.moe_layers))
     needs = Needs(
         *(geometry, request, request.dtype or ("F32" if machine.device == "cpu" else "BF16")),
         record=geometry.record_bytes(machine.device),
@@ -169,12 +169,13 @@ def _cap(needs: Needs, machine: PlanMachine) -> tuple[int, str]:
 
 def _slots(needs: Needs, budget: int, staging: StagingPlan) -> SlotPlan | None:
     g = needs.geometry
-    try:
-        return plan_slots(
-            budget, needs.expert, len(g.moe_layers), g.experts, g.top_k, staging.limit
-        )
-    except UsageError:
+    if budget // needs.expert < g.top_k:
         return None
+    return plan_slots(
+        *(budget, needs.expert, len(g.moe_layers), g.experts, g.top_k),
+        max_staged=staging.limit,
+        sets=needs.request.sets,
+    )
 
 
 def _slot_line(needs: Needs, slots: SlotPlan | None) -> Line:

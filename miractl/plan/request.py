@@ -32,6 +32,7 @@ class PlanRequest:
     cap_origin: str = "default"
     prefetch: bool = True
     dense: bool = False  # attention and head as int8
+    sets: int | None = None  # that layers share slots in; None: one a layer
 
     @property
     def cap(self) -> int:

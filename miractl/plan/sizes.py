@@ -30,19 +30,23 @@ class Sizes:
         fits = slots.slots <= self.layers * self.experts and len(slots.ways) <= self.layers
         return fits and slots.expert_bytes == self.expert
 
-    def slots(self, budget: int, staged: int) -> SlotPlan:
-        """The division of a budget. Raises UsageError for less than one layer's top-k."""
+    def slots(self, budget: int, staged: int, sets: int | None = None) -> SlotPlan:
+        """The division of a budget, as `plan_slots`. Raises UsageError."""
         return plan_slots(
-            budget, self.expert, self.layers, self.experts, self.top_k, max_staged=staged
+            *(budget, self.expert, self.layers, self.experts, self.top_k),
+            max_staged=staged,
+            sets=sets,
         )
 
 
-def slots_asked(sizes: Sizes, expert_memory: str, staged: int) -> SlotPlan:
+def slots_asked(sizes: Sizes, expert_memory: str, staged: int, sets: int | None = None) -> SlotPlan:
     """Slots for a budget that is given. Raises UsageError."""
-    return sizes.slots(parse_budget(expert_memory, sizes.everything), staged)
+    return sizes.slots(parse_budget(expert_memory, sizes.everything), staged, sets)
 
 
-def slots_left(sizes: Sizes, machine: PlanMachine, staged: int) -> SlotPlan:
+def slots_left(
+    sizes: Sizes, machine: PlanMachine, staged: int, sets: int | None = None
+) -> SlotPlan:
     """Slots for what the machine has free beside the weights and the usual keys and values.
 
     Raises MiractlError with the line that does not fit, or where the free memory is not known.
@@ -62,4 +66,4 @@ def slots_left(sizes: Sizes, machine: PlanMachine, staged: int) -> SlotPlan:
         broken = Refusal("expert slots", ledger.name, least, left)
     if broken is not None:
         raise replace(broken, lower=hint).error()
-    return sizes.slots(min(sizes.everything, left), staged)
+    return sizes.slots(min(sizes.everything, left), staged, sets)

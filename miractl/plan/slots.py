@@ -35,13 +35,20 @@ def parse_budget(text: str, all_experts_bytes: int) -> int:
 
 
 def plan_slots(
-    budget: int, expert_bytes: int, layers: int, experts: int, top_k: int, max_staged: int
+    budget: int,
+    expert_bytes: int,
+    layers: int,
+    experts: int,
+    top_k: int,
+    max_staged: int,
+    sets: int | None = None,
 ) -> SlotPlan:
     """Slots for a budget: S = floor(budget / expert bytes), never more than the experts there are.
 
     One slot of the reserve always serves a demand, up to `max_staged` more serve bets. If every
-    expert fits, there is nothing to stage and no eviction. Raises UsageError if not even the top-k
-    experts of one layer fit.
+    expert fits, there is nothing to stage and no eviction. Layer l caches in set l mod `sets`, each
+    in its own where `sets` is None. Raises UsageError if not even the top-k experts of one layer
+    fit, or for more sets than there are layers or residents.
     """
     total = layers * experts
     slots = min(total, budget // expert_bytes)
@@ -51,15 +58,33 @@ def plan_slots(
             f"{format_bytes(expert_bytes)}; one layer needs its top {top_k} at once",
             hint=f"--expert-memory {whole(top_k * expert_bytes)} or more",
         )
+    check_sets(sets, layers)
     if slots == total:
-        return SlotPlan(budget, expert_bytes, slots, (experts,) * layers, 0)
+        shares = [range(at, layers, sets or layers) for at in range(sets or layers)]
+        ways = tuple(experts * len(share) for share in shares)
+        return SlotPlan(budget, expert_bytes, slots, ways, 0)
     staging = min(max_staged, slots // STAGING_SHARE)
-    return SlotPlan(budget, expert_bytes, slots, even_ways(slots - 1 - staging, layers), staging)
+    residents = slots - 1 - staging
+    if sets is not None and sets > residents:
+        raise UsageError(
+            f"{sets} sets are more than the {residents} experts that stay in {slots} slots",
+            hint=f"--sets {max(1, residents // top_k)} or fewer, or more --expert-memory",
+        )
+    return SlotPlan(budget, expert_bytes, slots, even_ways(residents, sets or layers), staging)
 
 
-def even_ways(resident_slots: int, layers: int) -> tuple[int, ...]:
-    """Ways of each set: one set a layer if the slots allow it, the remainder to the first sets."""
-    sets = max(1, min(layers, resident_slots))
+def check_sets(sets: int | None, layers: int) -> None:
+    """Raise UsageError for more sets than MoE layers."""
+    if sets is not None and sets > layers:
+        raise UsageError(
+            f"{sets} sets are more than the {layers} layers with experts",
+            hint=f"--sets {layers} or fewer",
+        )
+
+
+def even_ways(resident_slots: int, sets: int) -> tuple[int, ...]:
+    """Ways of each of so many sets, or as the slots allow; the remainder to the first sets."""
+    sets = max(1, min(sets, resident_slots))
     ways, more = divmod(resident_slots, sets)
     return tuple(ways + (1 if index < more else 0) for index in range(sets))
 

@@ -106,6 +106,7 @@ def make_policy(
     return (LeastRecentlyUsed if policy.kind is Kind.LRU else Anybody)(layers, experts)
 
 
-def ways_for(name: str, ways: tuple[int, ...]) -> tuple[int, ...]:
-    """How a policy divides so many residents: as they are, or all in one pool."""
-    return (sum(ways),) if name == STATIC or POLICIES[name].pooled else ways
+def ways_for(name: str, ways: tuple[int, ...], asked: bool = False) -> tuple[int, ...]:
+    """How a policy divides so many residents: as they are, or, unless `asked`, all in one pool."""
+    pooled = name == STATIC or POLICIES[name].pooled
+    return (sum(ways),) if pooled and not asked else ways

@@ -25,6 +25,7 @@ class SlotTable(Protocol):
     """Which expert is in which slot. Not thread-safe: its owner holds the lock."""
 
     policy: Brain
+    ways: tuple[int, ...]  # of each set
     staging_limit: int
     hits: npt.NDArray[np.int64]  # [layers, experts]: looked up and resident
     misses: npt.NDArray[np.int64]

@@ -2,6 +2,7 @@
 
 import re
 
+from miractl.config import omp_threads
 from miractl.probe.cgroup import cpu_quota
 from miractl.probe.facts import Cpu
 from miractl.probe.machine import Machine, cpu_list
@@ -38,12 +39,6 @@ def _hertz(machine: Machine, mask: set[int], name: str) -> int | None:
     return max((kilohertz * 1000 for kilohertz in found if kilohertz), default=None)
 
 
-def _omp(machine: Machine) -> int | None:
-    # A list gives one number per nesting level; the first is ours.
-    first = machine.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdigit() and int(first) > 0 else None
-
-
 def probe(machine: Machine) -> Cpu:
     """Raises OSError without /proc/cpuinfo."""
     mask = machine.affinity()
@@ -59,7 +54,7 @@ def probe(machine: Machine) -> Cpu:
         physical=_physical(machine, mask),
         online=len(cpu_list(online)) if online else len(mask),
         quota=cpu_quota(machine),
-        omp_num_threads=_omp(machine),
+        omp_num_threads=omp_threads(machine.environ),
         isa=tuple(name for name in ISA if flags and name in flags[1].split()),
         driver=machine.line(f"{first}/scaling_driver"),
         governor=machine.line(f"{first}/scaling_governor"),

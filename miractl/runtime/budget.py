@@ -41,8 +41,8 @@ def slots_for(
     values = options.parameters
     staged = values["max_staged_experts"] if values["prefetch"] else 0
     if options.expert_memory is not None:
-        return slots_asked(sizes, options.expert_memory, staged)
-    return slots_left(sizes, this_machine(device), staged)
+        return slots_asked(sizes, options.expert_memory, staged, options.sets)
+    return slots_left(sizes, this_machine(device), staged, options.sets)
 
 
 def sizes_of(outline: "Outline", layout: "SlotLayout", dtype: torch.dtype) -> Sizes:

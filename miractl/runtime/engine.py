@@ -68,6 +68,8 @@ class EngineOptions:
     record_trace: Path | None = None  # a file for all routing
     expert_memory: str | None = None  # "8GiB", "40%", or None for what the machine has free
     slots: SlotPlan | None = None  # as planned; None: by `expert_memory`
+    sets: int | None = None  # that layers share slots in; None: as the policy has it
+    threads: int | None = None  # on a CPU; None: as many as make sense
     dense: str = "as-is"  # "int8": attention and head by the CPU kernels
     with_tokenizer: bool = True
     model_options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained
@@ -108,10 +110,9 @@ class Engine:
             if model.device.type == "cuda"
             else DiskMover(source, self.arena)
         )
+        ways = ways_for(self.policy, plan.ways, asked=options.sets is not None)
         self.cache = ExpertCache(
-            make_slots(
-                *(plan.slots, ways_for(self.policy, plan.ways), plan.staging_limit), self.brain
-            ),
+            make_slots(plan.slots, ways, plan.staging_limit, self.brain),
             TransferQueue(mover, clock),
             ExpertCounts(layers, outline.experts),
             *(plan.expert_bytes, clock, self.stopwatch.begin),
@@ -152,7 +153,7 @@ class Engine:
         recorder = recorder_for(options, outline)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
-        threads = pick_threads(outline) if device.type == "cpu" else 1
+        threads = pick_threads(outline, options.threads) if device.type == "cpu" else 1
         dense = _dense_shapes(options, outline, device)
         pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
         blocks = DenseBlocks(dense, pool) if dense else None
@@ -261,14 +262,14 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def pick_threads(outline: Outline) -> int:
-    """Threads of each operation on the CPU; OMP_NUM_THREADS wins.
+def pick_threads(outline: Outline, asked: int | None = None) -> int:
+    """Threads of each operation on the CPU: as OMP_NUM_THREADS says, or as asked.
 
-    Small experts get one: there is nothing to divide, and threads that wait for each other on a
-    busy machine made the demo model up to eight times slower.
+    Otherwise small experts get one: there is nothing to divide, and threads that wait for each
+    other on a busy machine made the demo model up to eight times slower.
     """
     processors = cpu.probe(Machine())
+    if (given := processors.omp_num_threads or asked) is not None:
+        return given
     weights = sum(math.prod(shape) for shape in outline.shapes.values())
-    if processors.omp_num_threads is None and weights < THREADED_WEIGHTS:
-        return 1
-    return processors.threads
+    return 1 if weights < THREADED_WEIGHTS else processors.threads

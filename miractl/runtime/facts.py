@@ -38,6 +38,7 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
         counters = cache.counters
         hits = cache.residency.hits.sum(axis=1).tolist()
         misses = cache.residency.misses.sum(axis=1).tolist()
+        ways = cache.residency.ways
         return Snapshot(
             timestamp=time.time(),
             uptime_seconds=uptime,
@@ -48,6 +49,8 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
             cache=CacheFacts(
                 budget_bytes=plan.budget,
                 slots=plan.slots,
+                sets=len(ways),
+                ways=min(ways),
                 resident=len(cache.residency.members(Role.RESIDENT)),
                 resident_bytes=len(cache.residency) * plan.expert_bytes,
                 lookups=sum(hits) + sum(misses),
@@ -101,6 +104,7 @@ def model_facts(engine: "Engine") -> ModelFacts:
         expert_bytes=engine.plan.expert_bytes,
         device=str(engine.model.device),
         dtype=str(engine.model.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
         expert_format=engine.layout.format,
         kernels=engine.compute.name,
         dense_format=engine.dense_format,

@@ -1,4 +1,4 @@
-"""How fast a model reads a prompt and goes on: the same random tokens through every contender.
+"""How fast a model reads a prompt and goes on: the same prompts through every contender.
 
 Contenders take turns, so that a slow minute meets all of them, and each has one round that is not
 counted: memory is touched, caches fill.
@@ -6,13 +6,13 @@ counted: memory is touched, caches fill.
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.loading import Checkpoint
@@ -96,21 +96,31 @@ class Contender:
         return facts.cache.lookups, facts.cache.hits, facts.transfer.bytes
 
 
+def random_prompts(model: PreTrainedModel, tokens: int, count: int) -> list[torch.Tensor]:
+    """`count` prompts [1, tokens], always the same ones."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(1, vocabulary, (1, tokens), generator=generator) for _ in range(count)]
+
+
+def text_prompts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], tokens: int, count: int
+) -> list[torch.Tensor]:
+    """`count` prompts [1, up to tokens] from the starts of texts, in turn."""
+    known = [tokenizer(text, return_tensors="pt")["input_ids"][:, :tokens] for text in texts]
+    return [known[number % len(known)] for number in range(count)]
+
+
 def measure(
     contenders: Mapping[str, Contender],
-    prompt_tokens: int,
+    prompts: Sequence[torch.Tensor],
     tokens: int,
-    repeats: int,
     progress: Progress,
 ) -> None:
-    """Run rounds of all contenders; what was measured is theirs."""
-    models = [contender.model for contender in contenders.values()]
-    vocabulary = min(int(model.config.get_text_config().vocab_size) for model in models)
-    generator = torch.Generator().manual_seed(0)
-    for number in range(repeats + 1):
-        prompt = torch.randint(1, vocabulary, (1, prompt_tokens), generator=generator)
+    """Run a round of all contenders with each prompt; what was measured is theirs."""
+    for number, prompt in enumerate(prompts):
         for name, contender in contenders.items():
-            progress(f"{name}: round", number, repeats)
+            progress(f"{name}: round", number, len(prompts) - 1)
             contender.run(prompt, tokens)
             if number == 0:
                 contender.forget()
@@ -136,6 +146,11 @@ def contenders_of(
             "dtype": str(engine.model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "slots": engine.plan.slots,
+            "sets": len(engine.cache.residency.ways),
+            "ways": min(engine.cache.residency.ways),
+            "staged": engine.plan.staging_limit if engine.prefetcher else 0,
+            "layers": len(engine.outline.layers),
+            "top_k": engine.outline.top_k,
             "experts": len(engine.outline.layers) * engine.outline.experts,
             "expert_memory_bytes": engine.arena.nbytes,
         }

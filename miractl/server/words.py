@@ -54,6 +54,7 @@ def model_lines(snapshot: Snapshot, backend: str, context: int, concurrency: int
         experts_line(model),
         f"expert memory {format_bytes(cache.budget_bytes)}: {cache.slots} slots of"
         f" {format_bytes(model.expert_bytes)} for {experts} experts ({share:.0%})",
+        f"sets x ways {cache.sets} x {cache.ways}, CPU threads {model.threads}",
         f"requests: {backend}, at most {concurrency} at a time, {context} tokens each",
     ]
 

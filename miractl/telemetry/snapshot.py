@@ -30,6 +30,7 @@ class ModelFacts:
     expert_bytes: int  # one expert in a slot
     device: str  # "cpu" or "cuda:0"
     dtype: str  # compute type, "float32"
+    threads: int  # of each operation on the CPU
     expert_format: str  # of a slot: the compute type, or "i8" or "i4k" for records
     kernels: str  # what computes experts: "torch", or the CPU kernels' instruction set
     dense_format: str  # of attention and head: the compute type, or "int8"
@@ -45,6 +46,8 @@ class CacheFacts:
 
     budget_bytes: int
     slots: int  # resident and staging together
+    sets: int  # layer l caches in set l mod sets
+    ways: int  # residents of a set, at most; what is left over gives some sets one more
     resident: int
     resident_bytes: int  # bytes of all occupied slots, never above budget_bytes
     lookups: int

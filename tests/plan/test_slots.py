@@ -60,3 +60,24 @@ def test_budgets_are_shares_of_all_experts_or_bytes(text: str, expected: int) ->
 def test_other_budgets_are_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="expert memory: "):
         parse_budget(text, 1000)
+
+
+@pytest.mark.parametrize(
+    ("slots", "sets", "ways"),
+    [(20, 3, (6, 6, 5)), (20, 1, (17,)), (20, None, (3, 3, 3, 3, 3, 2)), (8, 6, (1,) * 6)],
+)
+def test_sets_share_what_stays(slots: int, sets: int | None, ways: tuple[int, ...]) -> None:
+    staged = 2 if slots == 20 else 1
+    assert plan_slots(slots, 1, 6, 32, 4, staged, sets).ways == ways
+
+
+def test_sets_where_everything_fits_hold_all_of_their_layers() -> None:
+    assert plan_slots(10**6, 1, 5, 8, 2, 4, sets=2).ways == (3 * 8, 2 * 8)
+
+
+def test_sets_that_make_no_sense_are_one_line() -> None:
+    with pytest.raises(UsageError, match="7 sets are more than the 6 layers") as refused:
+        plan_slots(20, 1, 6, 32, 4, 2, sets=7)
+    assert refused.value.hint == "--sets 6 or fewer"
+    with pytest.raises(UsageError, match="6 sets are more than the 3 experts that stay in 4 slots"):
+        plan_slots(4, 1, 6, 32, 4, 0, sets=6)

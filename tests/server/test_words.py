@@ -40,7 +40,8 @@ def test_model_lines_have_budget_and_slots() -> None:
     assert lines[0] == "model tiny: qwen3_moe, 2 MoE layers of 4 experts, 2 at a time; float32"
     assert lines[1] == "experts: float32, computed by torch; attention and head: float32"
     assert lines[2] == "expert memory 18 KiB: 3 slots of 6 KiB for 8 experts (38%)"
-    assert lines[3] == "requests: continuous batching, at most 8 at a time, 128 tokens each"
+    assert lines[3] == "sets x ways 1 x 4, CPU threads 1"
+    assert lines[4] == "requests: continuous batching, at most 8 at a time, 128 tokens each"
 
 
 def test_the_experts_line_says_what_computes_and_why_it_is_slow() -> None:

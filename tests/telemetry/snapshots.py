@@ -35,6 +35,7 @@ BASE = Snapshot(
         MIB,
         "cpu",
         "float32",
+        2,
         "i8",
         "avx2",
         "float32",
@@ -43,6 +44,8 @@ BASE = Snapshot(
     cache=CacheFacts(
         budget_bytes=20 * MIB,
         slots=20,
+        sets=4,
+        ways=4,
         resident=16,
         resident_bytes=16 * MIB,
         lookups=4000,

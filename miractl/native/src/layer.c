@@ -72,6 +72,20 @@ static int count_pairs(layer_job *job)
     return 1;
 }
 
+/* Codes of the tokens that have a pair: of a long prompt, a group of late experts has few. */
+static void store_tokens(layer_job *job)
+{
+    int hidden = job->e->hidden;
+    for (int32_t t = 0; t < job->tokens; t++) {
+        const int32_t *ids = job->ids + (size_t)t * job->top;
+        int32_t k = 0;
+        while (k < job->top && !is_here(job, ids[k]))
+            k++;
+        if (k < job->top)
+            store_token(&job->in, t, 0, hidden, job->x + (size_t)t * hidden);
+    }
+}
+
 /* Fill `pair` and `token_of`. Moves every start to the expert's end and back. */
 static void group_pairs(layer_job *job)
 {
@@ -203,8 +217,7 @@ static int run_pairs(mira_pool *pool, layer_job *job)
     if (!ws.base)
         return MIRA_NO_MEMORY;
     take_room(job, &ws, pool_threads(pool));
-    for (int32_t t = 0; t < job->tokens; t++)
-        store_token(&job->in, t, 0, job->e->hidden, job->x + (size_t)t * job->e->hidden);
+    store_tokens(job);
     group_pairs(job);
     for (int32_t i = 0; i < job->actives; i++)
         atomic_init(&job->hidden_done[i], 0);
