@@ -102,6 +102,8 @@ MIRA_API int mira_replay(const mira_routing *routing, const mira_cache *cache,
                          const mira_rule *rule, uint8_t *hits, int64_t *entered,
                          uint8_t *resident);
 
+enum { MIRA_MOST_EXPERTS = 1 << 16 };
+
 enum { MIRA_HINTS = 9, MIRA_SOURCES = 4, MIRA_BINS = 20 };
 
 /* A learner of which experts the next layer will want; predictor.c says how. Memory and lanes as in
@@ -134,8 +136,8 @@ MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint1
  * guess[experts] gets the probabilities. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids, double *guess);
 
-/* Share of the different experts in ids[count], at least one, that are among as many likeliest by
- * guess[experts]; of equals the first. */
+/* Share of the different experts in ids[count] that are among as many likeliest by guess[experts]; of
+ * equals the first. Ids that do not exist are passed over. */
 MIRA_API double mira_recall(const double *guess, int32_t experts, const int64_t *ids,
                             int32_t count);
 
