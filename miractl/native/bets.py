@@ -177,7 +177,7 @@ class Bets:
         """`judge` and `account` for a layer that wants the int64 at address `ids`, in one call.
 
         there [experts]: their roles. `times` are gained, lost if anything has to be fetched, and of
-        a transfer. The caller has checked the ids.
+        a transfer. Experts that do not exist are passed over.
         """
         np.copyto(self._flags, there)
         self._library.mira_bets_settle(self._address, layer, ids, count, self._buffers[1], *times)

@@ -46,6 +46,11 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_foresee": (None, (_ADDRESS,) * 3),
     "mira_follow": (_INT, (_ADDRESS, _INT, _ADDRESS, _ADDRESS)),
     "mira_recall": (_DOUBLE, (_ADDRESS, _INT, _ADDRESS, _INT)),
+    "mira_markov_count": (_INT, (_ADDRESS, _INT, _ADDRESS, _ADDRESS, _INT, _INT, _DOUBLE)),
+    "mira_markov_guess": (
+        None,
+        (_ADDRESS, _ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _INT, _DOUBLE, _ADDRESS, _ADDRESS),
+    ),
     "mira_lookahead": (None, (_ADDRESS, _ADDRESS, _INT, _INT, _INT, _ADDRESS)),
     "mira_replay": (_INT, (_ADDRESS,) * 6),
     "mira_ask": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),

@@ -88,13 +88,13 @@ class PredictorState:
         self.scratch = np.zeros((2, self.lanes), np.float32)
 
 
-def recall(guess: NDArray[np.float64], ids: NDArray[np.int64]) -> float:
-    """Share of the different experts `ids` that are among as many likeliest by guess [experts].
+def recall(guess: NDArray[np.float64], ids: int, count: int) -> float:
+    """Share of the different experts that are among as many likeliest by guess [experts].
 
-    Neither has gaps; `ids` are of the model, and there is at least one.
+    They are so many int64 at address `ids`; those that do not exist are passed over.
     """
-    told = guess.ctypes.data, len(guess), ids.ctypes.data, ids.size
-    return float(library().mira_recall(*told))
+    guess = np.ascontiguousarray(guess, np.float64)
+    return float(library().mira_recall(guess.ctypes.data, len(guess), ids, count))
 
 
 class Predictor:

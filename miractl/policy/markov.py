@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.library import library
 from miractl.policy.prediction import LAST, Popularity, Probabilities, is_prompt, owned, union
 from miractl.policy.routing import Ids, Routed, Segment
 from miractl.policy.streams import Streams
@@ -31,26 +32,43 @@ class MarkovTable:
     mode = "markov"
 
     def __init__(self, layers: int, experts: int, top_k: int) -> None:
+        """Raises MiractlError without the library."""
         shape = (layers, experts, experts)
         self._by_layer: Counts = np.full(shape, PRIOR, np.float32)
         self._by_token: Counts = np.full(shape, PRIOR, np.float32)
+        self._starts = self._by_layer.ctypes.data, self._by_token.ctypes.data
+        self._bytes = self._by_layer.strides[0]  # of a layer
+        self._guess: Probabilities = np.zeros((3, experts))  # and scratch
+        self._guess_at = self._guess[1:].ctypes.data, self._guess[0].ctypes.data
+        self._library = library()
         self._popular = Popularity(layers, experts, top_k)
         self._experts, self._layers = experts, layers
-        self._past: Streams[dict[int, Ids]] = Streams(dict)  # layer -> experts [k] of a token
-        self._before: tuple[int, Ids] | None = None  # layer and ids of the step
+        self._past = Streams(lambda: _Past(layers, top_k))
+        self._before: Routed | None = None
         self._step: Routed | None = None
 
     def observe(self, step: Routed, hidden: Any = None) -> None:
-        """Count what followed whom."""
-        before, self._before = self._before, (step.layer, step.ids)
+        """Count what followed whom. Raises ValueError for experts that do not exist."""
+        before, self._before = self._before, step
         self._step = step
         self._popular.observe(step)
-        paired = before is not None and before[0] == step.layer - 1
+        ids, _ = step.addresses
+        row_bytes, layer = step.ids.strides[0], step.layer
+        paired = before is not None and before.layer == layer - 1
         for part in owned(step):
-            if before is not None and paired and len(before[1]) == len(step.ids):
-                rows = slice(max(part.start, part.stop - LAST), part.stop)
-                self._count(self._by_layer[step.layer], before[1][rows], step.ids[rows])
-            self._count_tokens(step, part)
+            first = max(part.start, part.stop - LAST)
+            count = part.stop - first
+            if before is not None and paired and len(before.ids) == len(step.ids):
+                told, _ = before.addresses
+                at = first * row_bytes
+                self._count(0, step, told + at, ids + at, count)
+            past = self._past.begin(part) if layer == 0 else self._past.of(part)
+            at = ids + first * row_bytes
+            if past.known[layer] and count == len(part):
+                self._count(1, step, past.address + layer * row_bytes, at, 1)
+            self._count(1, step, at, at + row_bytes, count - 1)
+            past.ids[layer] = step.ids[part.stop - 1]
+            past.known[layer] = True
 
     def guess(self, ahead: int) -> Probabilities | None:
         """By both tables for new tokens, by popularity for prompts."""
@@ -60,6 +78,8 @@ class MarkovTable:
         if is_prompt(step):
             return self._popular.guess(ahead)
         parts = owned(step)
+        if len(parts) == 1:
+            return self._follow(step, parts[0], ahead)
         return union(np.stack([self._follow(step, p, ahead) for p in parts])) if parts else None
 
     def fade(self) -> None:
@@ -68,36 +88,35 @@ class MarkovTable:
             table -= (table - PRIOR) / 2
         self._popular.fade()
 
-    def _follow(self, step: Routed, part: Segment, ahead: int) -> npt.NDArray[np.float64]:
-        wanted = np.zeros(self._experts)
-        wanted[step.ids[part.stop - 1]] = 1
-        for layer in range(step.layer + 1, step.layer + ahead + 1):
-            used = np.flatnonzero(wanted)
-            rows = self._by_layer[layer][used]
-            wanted = np.minimum(1, wanted[used] / rows.sum(axis=1) @ rows)
-        past = self._past.of(part).get(step.layer + ahead)
-        if past is None:
-            return wanted
-        rows = self._by_token[step.layer + ahead][past]
-        again = np.minimum(1, (rows / rows.sum(axis=1, keepdims=True)).sum(axis=0))
-        result: npt.NDArray[np.float64] = OF_LAYER * wanted + (1 - OF_LAYER) * again
+    def _follow(self, step: Routed, part: Segment, ahead: int) -> Probabilities:
+        ids, _ = step.addresses
+        row_bytes, layer = step.ids.strides[0], step.layer + ahead
+        past = self._past.of(part)
+        by_layer, by_token = self._starts
+        self._library.mira_markov_guess(
+            *(by_layer + (step.layer + 1) * self._bytes, by_token + layer * self._bytes),
+            *(self._experts, ahead, ids + (part.stop - 1) * row_bytes),
+            past.address + layer * row_bytes if past.known[layer] else None,
+            *(step.ids.shape[1], OF_LAYER, *self._guess_at),
+        )
+        result: Probabilities = self._guess[0].copy()
         return result
 
-    def _count_tokens(self, step: Routed, part: Segment) -> None:
-        past = self._past.begin(part) if step.layer == 0 else self._past.of(part)
-        rows = step.ids[max(part.start, part.stop - LAST) : part.stop]
-        known = past.get(step.layer)
-        if known is not None and len(rows) == len(part):
-            rows = np.concatenate([known[None], rows])
-        self._count(self._by_token[step.layer], rows[:-1], rows[1:])
-        past[step.layer] = rows[-1]
+    def _count(self, table: int, step: Routed, before: int, after: int, tokens: int) -> None:
+        """Count pairs of the same row, int64 [tokens, k] at two addresses, for the step's layer."""
+        top = step.ids.shape[1]
+        at = self._starts[table] + step.layer * self._bytes
+        most = MOST_COUNTS * top
+        if tokens > 0 and self._library.mira_markov_count(
+            at, self._experts, before, after, tokens, top, most
+        ):
+            raise ValueError(f"Got experts that are none of {self._experts}")
 
-    @staticmethod
-    def _count(table: npt.NDArray[np.float32], before: Ids, after: Ids) -> None:
-        """Count pairs of the same row, [tokens, k] each, in one layer's table."""
-        if not len(before):
-            return
-        np.add.at(table, (before[:, :, None], after[:, None, :]), 1)
-        rows = before.reshape(-1)
-        full = rows[table[rows].sum(axis=1) > MOST_COUNTS * after.shape[1]]
-        table[full] *= 0.5
+
+class _Past:
+    """Of one sequence: the experts of its last token in each layer, [layers, k], where known."""
+
+    def __init__(self, layers: int, top_k: int) -> None:
+        self.ids: Ids = np.zeros((layers, top_k), np.int64)
+        self.known = [False] * layers
+        self.address = self.ids.ctypes.data

@@ -79,11 +79,11 @@ class Popularity:
 
     def _catch_up(self) -> None:
         """New tokens are counted when all layers are through: only later layers are asked about."""
-        for layer, ids in self._told:
-            row = self._share[layer]
-            row *= 1 - RECENT
-            row[ids] += RECENT
-        self._told.clear()
+        if self._told:
+            layers, ids = zip(*self._told, strict=True)
+            self._share[layers, :] *= 1 - RECENT
+            np.add.at(self._share, (np.array(layers)[:, None], np.array(ids)), RECENT)
+            self._told.clear()
 
     def _count(self, layer: int, ids: Ids) -> None:
         row = self._share[layer]

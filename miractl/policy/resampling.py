@@ -55,7 +55,7 @@ class Resampled:
         noted, self._guess, self._layer = self._guess, None, step.layer
         if noted is None or noted[0] != step.layer:
             return
-        share = recall(noted[1], step.ids)
+        share = recall(noted[1], step.addresses[0], step.ids.size)
         self._judged += 1
         self._fast += max(FAST, 1 / self._judged) * (share - self._fast)
         self._slow += max(SLOW, 1 / self._judged) * (share - self._slow)

@@ -38,13 +38,13 @@ class Routed:
     scores: Scores
     segments: tuple[Segment, ...]  # in order, together all rows
     step: int  # counts up, the same in all layers
-    _addresses: tuple[int, int] | None = None
+    at: tuple[int, int] | None = None  # as `addresses`, where they are known: numpy is slow to tell
 
     @property
     def addresses(self) -> tuple[int, int]:
         """Of ids as int64 and scores as float32 without gaps, for the library."""
-        if self._addresses is None:
+        if self.at is None:
             self.ids = np.ascontiguousarray(self.ids, np.int64)
             self.scores = np.ascontiguousarray(self.scores, np.float32)
-            self._addresses = self.ids.ctypes.data, self.scores.ctypes.data
-        return self._addresses
+            self.at = self.ids.ctypes.data, self.scores.ctypes.data
+        return self.at

@@ -96,8 +96,8 @@ class Lookahead:
         if self._places is None:
             self._places = _places(answer)
         where, beside = self._places
-        ids = _plain(answer[where], torch.int64)
-        weights = None if beside is None else _plain(answer[beside], torch.float32)
+        ids = plain(answer[where], torch.int64)
+        weights = None if beside is None else plain(answer[beside], torch.float32)
         top = ids.shape[-1]
         self._native(
             *(ids.data_ptr(), None if weights is None else weights.data_ptr()),
@@ -121,7 +121,7 @@ def _places(answer: Sequence[Any]) -> tuple[int, int | None]:
     return ids, next(weights, None)
 
 
-def _plain(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def plain(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """In memory of the CPU, without gaps."""
     if values.dtype is not dtype or values.is_cuda or not values.is_contiguous():
         values = values.to("cpu", dtype).contiguous()

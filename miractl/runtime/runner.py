@@ -6,9 +6,10 @@ from functools import partial
 
 import torch
 
-from miractl.policy.routing import Ids, Routed, Scores
+from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import Compute
+from miractl.runtime.lookahead import plain
 from miractl.runtime.mixture import PART_BYTES
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import Recording
@@ -58,20 +59,18 @@ class LayerRuns:
         scores: torch.Tensor,
     ) -> torch.Tensor:
         limit = max(1, PART_BYTES // (ids.shape[1] * x.shape[1] * x.element_size()))
-        routed = ids.cpu().numpy()  # the one read-back of a layer
-        gates = scores.float().cpu().numpy()
         with self._one_at_a_time:
-            step = self._record(layer, routed, gates)
+            step = self._record(layer, ids, scores)
             then = None
             if self.prefetcher is not None:
                 self.prefetcher.settle(step)
                 then = partial(self.prefetcher.bet, step, x)
-            if len(routed) <= limit:
+            if len(ids) <= limit:
                 return self._step(module, x, step, scores, then)
             parts = []
-            for at in range(0, len(routed), limit):
+            for at in range(0, len(ids), limit):
                 s = slice(at, at + limit)
-                part = Routed(layer, routed[s], gates[s], step.segments, step.step)
+                part = Routed(layer, step.ids[s], step.scores[s], step.segments, step.step)
                 parts.append(self._step(module, x[s], part, scores[s], then))
                 then = None
             return torch.cat(parts)
@@ -89,9 +88,12 @@ class LayerRuns:
         groups = self.cache.serve(step, then)
         return self.compute.mix(step.layer, module, x, step.ids, scores, experts, groups)
 
-    def _record(self, layer: int, ids: Ids, scores: Scores) -> Routed:
+    def _record(self, layer: int, ids: torch.Tensor, scores: torch.Tensor) -> Routed:
         cache, sequences = self.cache, self.sequences
-        step = Routed(layer, ids, scores, sequences.segments(len(ids)), sequences.step)
+        ids, scores = plain(ids, torch.int64), plain(scores, torch.float32)  # read back, once
+        at = ids.data_ptr(), scores.data_ptr()
+        segments = sequences.segments(len(ids))
+        step = Routed(layer, ids.numpy(), scores.numpy(), segments, sequences.step, at)
         with cache.lock:
             cache.residency.record(step)
             if layer == 0:

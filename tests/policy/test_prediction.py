@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from miractl.native.predictor import recall
 from miractl.policy.foresight import Foresight
 from miractl.policy.markov import MarkovTable
 from miractl.policy.position import HYBRID_TOKENS, Hybrid, PositionTable, place_of
@@ -22,7 +23,7 @@ MAKERS: dict[str, Callable[[], Predictor]] = {
     "learned": lambda: Foresight(LAYERS, EXPERTS, 1, horizon=2),
     "shuffle": lambda: Shuffled(Popularity(LAYERS, EXPERTS, 1), LAYERS, EXPERTS),
 }
-kernels = pytest.mark.usefixtures("kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def step(layer: int, *tokens: int, position: int = 0, sequence: int = 0) -> Routed:
@@ -48,7 +49,6 @@ def token(predictor: Predictor, position: int, *experts: int) -> list[np.ndarray
     return guesses
 
 
-@kernels
 @pytest.mark.parametrize("name", ["markov", "hybrid", "learned"])
 def test_a_layer_that_follows_another_is_learned(name: str) -> None:
     predictor = MAKERS[name]()
@@ -68,7 +68,6 @@ def test_a_layer_that_follows_another_is_learned(name: str) -> None:
     assert further.argmax() == 6 * 5 % EXPERTS
 
 
-@kernels
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_guesses_are_probabilities_whatever_comes(name: str) -> None:
     predictor, rng = MAKERS[name](), np.random.default_rng(1)
@@ -111,7 +110,6 @@ def test_markov_pairs_neighbouring_layers_of_the_same_tokens_only() -> None:
     assert guess[[0, 1, 4]].tolist() == pytest.approx([guess[0]] * 3)
 
 
-@kernels
 @pytest.mark.parametrize("name", ["markov", "learned"])
 def test_sequences_do_not_mix(name: str) -> None:
     # Each sequence repeats its own expert: a past that mixed them could not tell.
@@ -219,3 +217,14 @@ def test_padding_teaches_nothing() -> None:
         segment = Segment(-1, 0, 1, 0)
         table.observe(Routed(layer, ids, np.ones((1, 1), np.float32), (segment,), 0))
         assert table.guess(1) is None
+
+
+def test_recall_is_the_share_among_as_many_likeliest() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        guess = rng.permutation(12) / 12
+        ids = rng.integers(0, 12, (int(rng.integers(1, 5)), 2))
+        used = set(ids.reshape(-1).tolist())
+        likeliest = set(np.argsort(-guess)[: len(used)].tolist())
+        expected = len(used & likeliest) / len(used)
+        assert recall(guess, ids.ctypes.data, ids.size) == pytest.approx(expected)

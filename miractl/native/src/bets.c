@@ -243,6 +243,8 @@ void mira_bets_settle(mira_bets *b, int32_t layer, const int64_t *ids, int32_t c
     int32_t fetch = 0;
     memset(b->wanted, 0, b->experts);
     for (int32_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= b->experts)
+            continue; /* refused when it is asked for */
         b->wanted[ids[i]] = 1;
         fetch |= role[ids[i]] != MIRA_RESIDENT;
     }

@@ -102,6 +102,8 @@ MIRA_API int mira_replay(const mira_routing *routing, const mira_cache *cache,
                          const mira_rule *rule, uint8_t *hits, int64_t *entered,
                          uint8_t *resident);
 
+enum { MIRA_MOST_EXPERTS = 1 << 16 };
+
 enum { MIRA_HINTS = 9, MIRA_SOURCES = 4, MIRA_BINS = 20 };
 
 /* A learner of which experts the next layer will want; predictor.c says how. Memory and lanes as in
@@ -134,10 +136,23 @@ MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint1
  * guess[experts] gets the probabilities. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids, double *guess);
 
-/* Share of the different experts in ids[count], at least one, that are among as many likeliest by
- * guess[experts]; of equals the first. */
+/* Share of the different experts in ids[count] that are among as many likeliest by guess[experts]; of
+ * equals the first. Ids that do not exist are passed over. */
 MIRA_API double mira_recall(const double *guess, int32_t experts, const int64_t *ids,
                             int32_t count);
+
+/* Count that in each of some tokens the experts before[tokens, top] were followed by after[tokens,
+ * top], in table[experts][experts]; a row that sums to more than `most` fades by half.
+ * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_markov_count(float *table, int32_t experts, const int64_t *before,
+                               const int64_t *after, int32_t tokens, int32_t top, double most);
+
+/* What follows ids[top] so many layers `ahead`, as guess[experts]: by the tables of these layers,
+ * by_layer[ahead][experts][experts], and unless it is NULL by what follows past[top] in by_token
+ * [experts][experts]. scratch[2][experts]. */
+MIRA_API void mira_markov_guess(const float *by_layer, const float *by_token, int32_t experts,
+                                int32_t ahead, const int64_t *ids, const int64_t *past, int32_t top,
+                                double of_layer, double *scratch, double *guess);
 
 /* What routers asked early say, as guess[experts]: 1/2 to 1 for whom they choose, by the weights[tokens,
  * top] or all 1 if that is NULL; for any of the tokens. Ids that do not exist are passed over. */

@@ -164,23 +164,21 @@ int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *gu
 
 double mira_recall(const double *guess, int32_t experts, const int64_t *ids, int32_t count)
 {
+    uint8_t used[MIRA_MOST_EXPERTS];
     int32_t different = 0, right = 0;
-    for (int32_t i = 0; i < count; i++) {
-        int again = 0;
-        for (int32_t j = 0; j < i; j++)
-            again |= ids[j] == ids[i];
-        different += !again;
+    memset(used, 0, experts);
+    for (int32_t i = 0; i < count; i++)
+        if (ids[i] >= 0 && ids[i] < experts) {
+            different += !used[ids[i]];
+            used[ids[i]] = 1;
+        }
+    for (int32_t own = 0; own < experts; own++) {
+        int32_t before = 0;
+        for (int32_t e = 0; used[own] && e < experts; e++)
+            before += guess[e] > guess[own] || (guess[e] == guess[own] && e < own);
+        right += used[own] && before < different;
     }
-    for (int32_t i = 0; i < count; i++) {
-        double own = guess[ids[i]];
-        int32_t before = 0, again = 0;
-        for (int32_t j = 0; j < i; j++)
-            again |= ids[j] == ids[i];
-        for (int32_t e = 0; e < experts; e++)
-            before += guess[e] > own || (guess[e] == own && e < ids[i]);
-        right += !again && before < different;
-    }
-    return (double)right / different;
+    return different ? (double)right / different : 0;
 }
 
 void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilities)
