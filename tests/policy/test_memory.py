@@ -68,7 +68,7 @@ def test_counts_that_no_run_has_are_refused(path: Path, wrong: float) -> None:
     counts = MEMORY.activations.astype(type(wrong))
     counts[1, 2] = wrong
     write_memory(path, MODEL, dataclasses.replace(MEMORY, activations=counts))
-    with pytest.raises(UsageError, match="damaged: .*tokens of an expert"):
+    with pytest.raises(UsageError, match=r"damaged: .*tokens of an expert"):
         read_memory(path, MODEL)
 
 
