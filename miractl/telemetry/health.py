@@ -104,8 +104,8 @@ def _hit_rate_advice(snapshot: Snapshot, span: Span) -> str:
         return _waste_advice(span)
     if span.bypassed > span.newcomers / 2:
         return (
-            f"{span.bypassed} of {span.newcomers} newcomers found the slots held by older experts: lower "
-            "heat_decay_factor so that old heat fades, or lower cache_threshold"
+            f"{span.bypassed} of {span.newcomers} newcomers found the slots held by older experts: "
+            "lower heat_decay_factor so that old heat fades, or lower cache_threshold"
         )
     if span.waves > span.steps / 10:
         return (
