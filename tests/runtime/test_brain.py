@@ -83,8 +83,10 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
 
 
 def test_a_place_where_nothing_can_be_recorded_is_told_before_loading(folder: Path) -> None:
-    with pytest.raises(MiractlError, match="cannot record to"):
+    with pytest.raises(MiractlError, match="there is no folder"):
         load(folder, 33, record_trace=folder / "none" / "t.npz")
+    with pytest.raises(MiractlError, match="is there already"):
+        load(folder, 33, record_trace=folder / "config.json")
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:])
