@@ -65,9 +65,9 @@ def test_a_slot_is_a_record_and_is_counted_as_one(
     reads: list[tuple[int, int]] = []
     scatter = CheckpointFiles.scatter
 
-    def counted(self: CheckpointFiles, buffers: list[torch.Tensor], *where: object) -> None:
+    def counted(self: CheckpointFiles, buffers: list[torch.Tensor], *where: object) -> int:
         reads.extend((buffer.data_ptr(), buffer.numel()) for buffer in buffers)
-        scatter(self, buffers, *where)  # type: ignore[arg-type]
+        return scatter(self, buffers, *where)  # type: ignore[arg-type]
 
     for engine in run(packed):
         assert isinstance(engine.compute, KernelCompute)
