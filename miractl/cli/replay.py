@@ -109,7 +109,7 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
     wanted = options["slots"] or (PICTURE_SHARES if output else None)
     out = Output(json=options["as_json"])
     if options["as_recorded"]:
-        _replay_recorded(traces, output, options, seconds, wanted or SHARES, out)
+        _replay_recorded(traces, output, options, seconds, out)
         return
     results = []
     for path in traces:
@@ -158,7 +158,6 @@ def _replay_recorded(
     output: str | None,
     options: dict[str, Any],
     seconds: float,
-    wanted: str,
     out: Output,
 ) -> None:
     from miractl.cli.replay_recorded import replay_recorded
@@ -170,7 +169,12 @@ def _replay_recorded(
             "--as-recorded prints a table or JSON", hint="leave -o, --csv, --link and --profile out"
         )
     paths = [Path(path) for path in traces]
-    slots = [_slots(wanted, routing_of(read_trace(path))) for path in paths]
+    slots: list[list[int] | None] = []
+    for path in paths:
+        trace, wanted = read_trace(path), options["slots"]
+        # Without a word, those of the server that recorded.
+        as_they_were = wanted is None and trace.slots is not None
+        slots.append(None if as_they_were else _slots(wanted or SHARES, routing_of(trace)))
     replay_recorded(
         list(zip(paths, slots, strict=True)),
         *(options["policies"], seconds, out),

@@ -55,7 +55,8 @@ def test_a_recording_replayed_has_the_hits_of_the_run(
     facts, plan = engine.snapshot(), engine.plan
     engine.close()
     trace = read_trace(target)
-    found = drive(trace, policy, Slots(plan.slots, plan.ways), 0.05)
+    assert trace.slots == (plan.slots, plan.ways)
+    found = drive(trace, policy, Slots(*trace.slots), 0.05)
     assert (found.steps, found.tokens) == (facts.work.steps, facts.work.tokens)
     assert found.lookups.tolist() == [layer.lookups for layer in facts.layers]
     rate = found.hits.sum() / found.lookups.sum()
