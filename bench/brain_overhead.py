@@ -72,6 +72,12 @@ class AtOnce:
     def cancel(self, ticket: Ticket) -> bool:
         return False
 
+    def poll(self) -> None:
+        pass
+
+    def overtake(self, ticket: Ticket) -> None:
+        pass
+
 
 class Clock:
     """Time of a machine that decides in no time."""

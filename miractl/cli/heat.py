@@ -8,9 +8,10 @@ import click
 
 from miractl.cli.options import json_option, url_option
 from miractl.errors import UsageError
+from miractl.outfile import check_target
 from miractl.output import Output, open_stdout, table
 from miractl.telemetry.client import Client
-from miractl.telemetry.heat_export import RENDERERS, ColdLayer, check_target, cold, export, iso_time
+from miractl.telemetry.heat_export import RENDERERS, ColdLayer, cold, export, iso_time
 from miractl.units import format_share
 
 

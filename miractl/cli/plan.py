@@ -120,6 +120,7 @@ def _machine(profile: Any, options: dict[str, Any], folder: Path | None) -> "Pla
 def _geometry(model: str | None, out: Output) -> "tuple[Geometry, str, Path | None]":
     """The model's numbers, its name, and its folder if it is one here."""
     from miractl.checkpoint.inspection import inspect_folder
+    from miractl.checkpoint.packed import is_packed
     from miractl.cli.serve import locate
     from miractl.plan.catalog import CONFIGS, published
 
@@ -138,6 +139,8 @@ def _geometry(model: str | None, out: Output) -> "tuple[Geometry, str, Path | No
     if found.geometry is None:
         fault = found.faults[0]
         raise MiractlError(fault.text, hint=fault.remedy)
+    if is_packed(folder) and found.packed is None:
+        raise next(fault for fault in found.faults if fault.fatal).error()
     if found.shards and not found.usable:
         out.warn(f"{folder} is not whole, the plan is for the model it should be: miractl inspect")
     return found.geometry, name, folder

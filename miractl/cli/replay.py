@@ -1,6 +1,5 @@
 """`miractl replay`: what each cache policy would have hit on recorded routing, and why."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,8 @@ import click
 from miractl import units
 from miractl.cli.options import complete_profile, json_option
 from miractl.cli.replay_report import Result, csv_of, print_result, result_facts
-from miractl.errors import MiractlError, UsageError
+from miractl.errors import UsageError
+from miractl.outfile import check_target, write_whole
 from miractl.output import Output
 from miractl.paths import DEMO_TRACE
 from miractl.suggest import nearest
@@ -100,6 +100,8 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
     from miractl.simulate.study import routing_of
     from miractl.telemetry.trace import read_trace
 
+    if output:
+        _check_picture(Path(output), traces)
     names = [] if options["as_recorded"] else _names(options["policies"])
     traces = traces or (str(DEMO_TRACE),)
     seconds = _parsed("--token-time", options["token_time"], units.parse_seconds)
@@ -107,7 +109,7 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
     wanted = options["slots"] or (PICTURE_SHARES if output else None)
     out = Output(json=options["as_json"])
     if options["as_recorded"]:
-        _replay_recorded(traces, output, options, seconds, wanted or SHARES, out)
+        _replay_recorded(traces, output, options, seconds, out)
         return
     results = []
     for path in traces:
@@ -156,7 +158,6 @@ def _replay_recorded(
     output: str | None,
     options: dict[str, Any],
     seconds: float,
-    wanted: str,
     out: Output,
 ) -> None:
     from miractl.cli.replay_recorded import replay_recorded
@@ -168,7 +169,12 @@ def _replay_recorded(
             "--as-recorded prints a table or JSON", hint="leave -o, --csv, --link and --profile out"
         )
     paths = [Path(path) for path in traces]
-    slots = [_slots(wanted, routing_of(read_trace(path))) for path in paths]
+    slots: list[list[int] | None] = []
+    for path in paths:
+        trace, wanted = read_trace(path), options["slots"]
+        # Without a word, those of the server that recorded.
+        as_they_were = wanted is None and trace.slots is not None
+        slots.append(None if as_they_were else _slots(wanted or SHARES, routing_of(trace)))
     replay_recorded(
         list(zip(paths, slots, strict=True)),
         *(options["policies"], seconds, out),
@@ -246,6 +252,15 @@ def _slots(text: str, routing: "Routing") -> list[int]:
     return sorted(found)
 
 
+def _check_picture(path: Path, traces: tuple[str, ...]) -> None:
+    """Raise UsageError for what cannot be the picture, or is what it is drawn from."""
+    check_target(path)
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"-o {path}: the picture is a PNG", hint=f"-o {path.with_suffix('.png')}")
+    if any(path.exists() and path.samefile(trace) for trace in traces if Path(trace).exists()):
+        raise UsageError(f"-o {path} is the trace itself", hint="name another file")
+
+
 def _draw(output: str, results: list[Result], out: Output) -> None:
     """Write the picture whole or not at all."""
     from miractl.simulate.picture import render_png
@@ -257,12 +272,5 @@ def _draw(output: str, results: list[Result], out: Output) -> None:
     linked = [score for group in result.linked for score in group]
     title = result.trace.model or result.trace.name
     picture = render_png(title, result.routing.experts, scores, linked)
-    target = Path(output)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(picture)
-        os.replace(partial, target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise MiractlError(f"{output}: {error.strerror}") from None
+    write_whole(Path(output), picture)
     out.note(f"wrote {output}")

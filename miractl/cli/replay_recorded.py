@@ -7,7 +7,7 @@ from miractl import units
 from miractl.errors import UsageError
 from miractl.output import Output, table
 from miractl.policy.registry import DEFAULT, ONLINE, POLICIES
-from miractl.simulate.driving import Drive, drive, equal_slots
+from miractl.simulate.driving import Drive, Slots, drive, equal_slots, recorded_slots
 from miractl.suggest import nearest
 from miractl.telemetry.trace import Trace, read_trace
 
@@ -25,16 +25,21 @@ def names_of(given: str | None) -> list[str]:
     return [name for name in ONLINE if name in names]
 
 
-def run(trace: Trace, slots: list[int], names: list[str], seconds: float) -> dict[int, list[Drive]]:
-    """Drive every policy with every number of slots a layer; `seconds` is the time of a step."""
+def run(
+    trace: Trace, counts: list[int] | None, names: list[str], seconds: float
+) -> dict[Slots, list[Drive]]:
+    """Drive every policy with every number of slots a layer; `seconds` is the time of a step.
+
+    None: with the slots of the server that recorded.
+    """
     layers = trace.ids.shape[1]
-    return {
-        count: [drive(trace, name, equal_slots(count, layers), seconds) for name in names]
-        for count in slots
-    }
+    recorded = recorded_slots(trace)
+    found = [recorded] if counts is None and recorded else []
+    found += [equal_slots(count, layers) for count in counts or ()]
+    return {slots: [drive(trace, name, slots, seconds) for name in names] for slots in found}
 
 
-def print_runs(trace: Trace, names: list[str], runs: dict[int, list[Drive]], out: Output) -> None:
+def print_runs(trace: Trace, names: list[str], runs: dict[Slots, list[Drive]], out: Output) -> None:
     """A table for each number of slots."""
     first = next(iter(runs.values()))[0]
     out.data(out.style(f"{trace.name}{f' · {trace.model}' if trace.model else ''}", "bold"))
@@ -42,7 +47,7 @@ def print_runs(trace: Trace, names: list[str], runs: dict[int, list[Drive]], out
         f"{first.tokens:,} tokens in {first.steps:,} steps as recorded; an expert counts once a"
         " step and layer"
     )
-    for count, drives in runs.items():
+    for slots, drives in runs.items():
         rows = [
             (
                 *(name, units.format_share(found.hit_rate)),
@@ -52,17 +57,21 @@ def print_runs(trace: Trace, names: list[str], runs: dict[int, list[Drive]], out
             for name, found in zip(names, drives, strict=True)
         ]
         headers = ("policy", "hits", "misses/step", "misses/token", "kept/token", "what it does")
-        out.data(f"\n{count} slots a layer\n{table(rows, headers)}")
+        where = " of the server" if trace.slots == (slots.slots, slots.ways) else ""
+        out.data(
+            f"\n{sum(slots.ways)} residents in {slots.slots} slots{where}\n{table(rows, headers)}"
+        )
 
 
-def facts_of(trace: Trace, names: list[str], runs: dict[int, list[Drive]]) -> dict[str, Any]:
+def facts_of(trace: Trace, names: list[str], runs: dict[Slots, list[Drive]]) -> dict[str, Any]:
     """The same for programs."""
     return {
         "trace": trace.name,
         "model": trace.model,
         "runs": [
             {
-                "slots_per_layer": count,
+                "slots": slots.slots,
+                "ways": list(slots.ways),
                 "policies": [
                     {
                         "policy": name,
@@ -76,20 +85,24 @@ def facts_of(trace: Trace, names: list[str], runs: dict[int, list[Drive]]) -> di
                     for name, found in zip(names, drives, strict=True)
                 ],
             }
-            for count, drives in runs.items()
+            for slots, drives in runs.items()
         ],
     }
 
 
 def replay_recorded(
-    traces: list[tuple[Path, list[int]]], given: str | None, seconds: float, out: Output, json: bool
+    traces: list[tuple[Path, list[int] | None]],
+    given: str | None,
+    seconds: float,
+    out: Output,
+    json: bool,
 ) -> None:
-    """Replay traces, each with its numbers of slots a layer, and print what came of it."""
+    """Replay traces, each with its numbers of slots a layer or as recorded, and print it."""
     names = names_of(given)
     facts = []
-    for path, slots in traces:
+    for path, counts in traces:
         trace = read_trace(path)
-        runs = run(trace, slots, names, seconds)
+        runs = run(trace, counts, names, seconds)
         if json:
             facts.append(facts_of(trace, names, runs))
         else:

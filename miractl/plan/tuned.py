@@ -1,6 +1,5 @@
 """The profile that a search ends with, and any profile as the text of its file."""
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import yaml
 
 from miractl.config import Setting
-from miractl.errors import MiractlError
+from miractl.outfile import write_whole
 from miractl.plan.tuning import Candidate, Shape
 from miractl.probe.devices import Gpu
 from miractl.profiles import PARAMETERS, SECTIONS, Hardware, Profile
@@ -56,13 +55,7 @@ def profile_text(profile: Profile) -> str:
 
 def write_profile(target: Path, profile: Profile) -> None:
     """Write the file whole or not at all. Raises MiractlError."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        partial.write_text(profile_text(profile), encoding="utf-8")
-        os.replace(partial, target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise MiractlError(f"{target}: {error.strerror}") from None
+    write_whole(target, profile_text(profile).encode())
 
 
 def _lines(profile: Profile) -> Iterator[str]:

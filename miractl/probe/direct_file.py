@@ -75,7 +75,7 @@ class DirectFile:
             raise MiractlError(
                 f"{self.path} was written to since it was opened: its bytes from {start:,} cannot "
                 "be trusted",
-                hint="start again, with the file that is there now",
+                hint="restart the server, with the file that is there now",
             )
         return fetched
 

@@ -181,7 +181,7 @@ class Engine:
         if options.emulate_link is not None:
             everything = plan.expert_bytes * outline.experts * len(outline.layers)
             refuse_too_large(everything, this_machine(device))
-        recorder = recorder_for(options, outline)
+        recorder = recorder_for(options, outline, plan)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         threads = pick_threads(outline, options.threads) if device.type == "cpu" else 1

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from miractl.errors import MiractlError
+from miractl.plan.slots import SlotPlan
 from miractl.policy.keys import NOBODY
 from miractl.policy.routing import Routed
 from miractl.telemetry.recorder import MOST_BYTES, Recorder
@@ -80,10 +81,16 @@ class Recording:
             )
 
 
-def recorder_for(options: "EngineOptions", outline: "Outline") -> Recorder | None:
+def recorder_for(options: "EngineOptions", outline: "Outline", plan: SlotPlan) -> Recorder | None:
     """Of the routing of this model, if asked for. Raises MiractlError if it cannot be written."""
     if options.record_trace is None:
         return None
     layers = list(outline.layers)
-    meta = {"model": options.model_id, "moe_layers": len(layers), "layer_indices": layers}
+    meta = {
+        "model": options.model_id,
+        "moe_layers": len(layers),
+        "layer_indices": layers,
+        "slots": plan.slots,
+        "ways": list(plan.ways),
+    }
     return Recorder(options.record_trace, len(layers), outline.experts, outline.top_k, meta)

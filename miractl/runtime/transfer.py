@@ -236,11 +236,13 @@ class TransferQueue:
             moved = self.mover.move(ticket.key, ticket.slot)
         except BaseException as error:
             ticket.error = error  # raised again by whoever waits for it
-        with self._lock:
-            ticket.finished_at = self._clock()
-            ticket.state = State.DONE if ticket.error is None else State.FAILED
-            self._account(moved, ticket)
-        ticket.finished.set()
+        try:
+            with self._lock:
+                ticket.finished_at = self._clock()
+                ticket.state = State.DONE if ticket.error is None else State.FAILED
+                self._account(moved, ticket)
+        finally:
+            ticket.finished.set()  # whatever happens, nobody waits for ever
 
     def _account(self, moved: int, ticket: Ticket) -> None:
         now, seconds = ticket.finished_at, ticket.finished_at - ticket.began_at

@@ -60,6 +60,11 @@ def equal_slots(count: int, layers: int) -> Slots:
     return Slots(count * layers + RESERVE, (count,) * layers)
 
 
+def recorded_slots(trace: Trace) -> Slots | None:
+    """Those of the server that recorded, if the trace says so."""
+    return None if trace.slots is None else Slots(*trace.slots)
+
+
 class Clock:
     """Time of the recording, in seconds."""
 

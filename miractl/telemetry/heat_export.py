@@ -5,7 +5,6 @@ A file is written beside its target and moved there whole, so that a reader neve
 
 import csv
 import io
-import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from miractl.errors import MiractlError, UsageError
+from miractl.errors import MiractlError
+from miractl.outfile import check_target, write_whole
 from miractl.telemetry.experts import ExpertTable
 from miractl.telemetry.heat_page import render_page
 from miractl.telemetry.snapshot import ExpertRow
@@ -110,31 +110,6 @@ def export(table: ExpertTable, output: str, kind: str) -> None:
         sys.stdout.buffer.flush()
     else:
         write_whole(Path(output), content)
-
-
-def check_target(path: Path) -> None:
-    """Raise UsageError when `path` cannot be a file, before any work is done for it."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="name a file in it")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path` in one step. Raises MiractlError when that fails."""
-    target = Path(os.path.realpath(path))  # a link stays a link to the new content
-    try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(content)  # a pipe or device: nothing to replace
-            return
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise MiractlError(f"cannot write {path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.errors import MiractlError
+from miractl.outfile import check_new
 
 MOST_BYTES = 2**30
 CHUNK = 4096  # tokens written at a time
@@ -28,7 +29,8 @@ class Recorder:
     """One recording. Not thread-safe. Errors of the disk are OSErrors."""
 
     def __init__(self, path: Path, layers: int, experts: int, top: int, meta: Mapping[str, Any]):
-        """Raises MiractlError if nothing can be written there."""
+        """Raises MiractlError if nothing can be written there, UsageError if something is there."""
+        check_new(path)
         self.path, self.full = path, False
         self._shape, self._meta = (layers, top), {**meta, "experts": experts}
         self._dtype = np.dtype(np.uint8 if experts <= 256 else np.uint16)
@@ -81,8 +83,9 @@ class Recorder:
             raise MiractlError(f"cannot record to {self.path}: {error.strerror}") from None
         finally:
             partial.unlink(missing_ok=True)
-            self._tokens.close()
-            self._seconds.close()
+            for spool in (self._tokens, self._seconds):
+                with suppress(OSError):  # of a full disk, for what it could not take before
+                    spool.close()
         return len(self._sequences)
 
     def _write(self, file: zipfile.ZipFile) -> None:

@@ -46,6 +46,7 @@ class Trace:
     first_positions: tuple[int, ...] | None = None
     steps: Steps | None = None
     gate_seconds: npt.NDArray[np.float64] | None = None
+    slots: tuple[int, tuple[int, ...]] | None = None  # and the ways of each set, when recorded
 
 
 def read_trace(path: Path) -> Trace:
@@ -80,6 +81,7 @@ def read_trace(path: Path) -> Trace:
         _positions(path, lengths, arrays.get("first_pos")),
         steps,
         _seconds(path, steps, ids.shape[1], arrays.get("gate_seconds")),
+        _slots(path, meta),
     )
 
 
@@ -87,6 +89,17 @@ _ARRAYS = (
     *("topk_ids", "topk_probs", "topk_weights", "seq_lens", "first_pos", "steps", "gate_seconds"),
     "meta",
 )
+
+
+def _slots(path: Path, meta: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] | None:
+    """Slots and the ways of each set, of the server that recorded."""
+    slots, ways = meta.get("slots"), meta.get("ways")
+    if slots is None or ways is None:
+        return None
+    whole = isinstance(ways, list) and ways and all(type(way) is int and way > 0 for way in ways)
+    if not whole or type(slots) is not int or slots < sum(ways):
+        raise UsageError(f"trace {path}: meta has no division of slots in {slots!r} and {ways!r}")
+    return slots, tuple(ways)
 
 
 def _meta(path: Path, stored: npt.NDArray[Any] | None) -> Mapping[str, Any]:

@@ -55,7 +55,8 @@ def test_a_recording_replayed_has_the_hits_of_the_run(
     facts, plan = engine.snapshot(), engine.plan
     engine.close()
     trace = read_trace(target)
-    found = drive(trace, policy, Slots(plan.slots, plan.ways), 0.05)
+    assert trace.slots == (plan.slots, plan.ways)
+    found = drive(trace, policy, Slots(*trace.slots), 0.05)
     assert (found.steps, found.tokens) == (facts.work.steps, facts.work.tokens)
     assert found.lookups.tolist() == [layer.lookups for layer in facts.layers]
     rate = found.hits.sum() / found.lookups.sum()
@@ -83,8 +84,10 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
 
 
 def test_a_place_where_nothing_can_be_recorded_is_told_before_loading(folder: Path) -> None:
-    with pytest.raises(MiractlError, match="cannot record to"):
+    with pytest.raises(MiractlError, match="there is no folder"):
         load(folder, 33, record_trace=folder / "none" / "t.npz")
+    with pytest.raises(MiractlError, match="is there already"):
+        load(folder, 33, record_trace=folder / "config.json")
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:])

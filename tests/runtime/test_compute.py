@@ -65,9 +65,9 @@ def test_a_slot_is_a_record_and_is_counted_as_one(
     reads: list[tuple[int, int]] = []
     scatter = CheckpointFiles.scatter
 
-    def counted(self: CheckpointFiles, buffers: list[torch.Tensor], *where: object) -> None:
+    def counted(self: CheckpointFiles, buffers: list[torch.Tensor], *where: object) -> int:
         reads.extend((buffer.data_ptr(), buffer.numel()) for buffer in buffers)
-        scatter(self, buffers, *where)  # type: ignore[arg-type]
+        return scatter(self, buffers, *where)  # type: ignore[arg-type]
 
     for engine in run(packed):
         assert isinstance(engine.compute, KernelCompute)
@@ -92,7 +92,7 @@ def test_threads_and_cache_sizes_do_not_change_a_bit(
 ) -> None:
     found = []
     for memory, threads in (("100%", 1), ("30%", 1), ("100%", 3), ("30%", 2)):
-        monkeypatch.setattr(engines, "pick_threads", lambda outline, n=threads: n)
+        monkeypatch.setattr(engines, "pick_threads", lambda outline, asked, n=threads: n)
         found += [logits(engine) for engine in run(packed, memory)]
     assert all(torch.equal(found[0], other) for other in found[1:])
 
@@ -109,7 +109,7 @@ def test_the_engine_has_one_pool_of_threads(packed: Path, monkeypatch: pytest.Mo
     for engine in run(packed):
         logits(engine)
     assert made == []  # the experts are tiny: nothing to divide
-    monkeypatch.setattr(engines, "pick_threads", lambda outline: 3)
+    monkeypatch.setattr(engines, "pick_threads", lambda *_: 3)
     for engine in run(packed):
         logits(engine)
     assert made == [3]

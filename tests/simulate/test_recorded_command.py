@@ -27,17 +27,32 @@ def test_steps_are_taken_as_they_were(trace: str, miractl: Callable[..., Result]
     assert result.exit_code == 0
     assert "60 tokens in 31 steps as recorded" in result.stdout
     rows = [line.split()[0] for line in result.stdout.splitlines()[3:]]
-    assert rows == ["4", "POLICY", "lru", "learned"]
+    assert rows == ["8", "POLICY", "lru", "learned"]
 
 
 def test_json_has_the_counts(trace: str, miractl: Callable[..., Result]) -> None:
     result = miractl("replay", trace, "--as-recorded", "--slots", "8", "--json")
     (run,) = json.loads(result.stdout)["traces"][0]["runs"]
-    assert run["slots_per_layer"] == 8
+    assert (run["slots"], run["ways"]) == (21, [8, 8])
     for policy in run["policies"]:
         assert (policy["steps"], policy["tokens"]) == (31, 60)
         # All fit, so each is missed once.
         assert policy["lookups"] - policy["hits"] == policy["entered"] <= 16
+
+
+def test_without_a_word_it_takes_the_slots_of_the_server(
+    trace: str, tmp_path: Path, miractl: Callable[..., Result]
+) -> None:
+    path = tmp_path / "with.npz"
+    with np.load(trace) as arrays:
+        np.savez(path, meta=json.dumps({"slots": 9, "ways": [4, 4]}), **arrays)
+    result = miractl("replay", str(path), "--as-recorded", "--json")
+    (run,) = json.loads(result.stdout)["traces"][0]["runs"]
+    assert (run["slots"], run["ways"]) == (9, [4, 4])
+    assert (
+        "8 residents in 9 slots of the server"
+        in miractl("replay", str(path), "--as-recorded").stdout
+    )
 
 
 @pytest.mark.parametrize(

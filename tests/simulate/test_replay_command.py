@@ -106,9 +106,31 @@ def test_the_picture(trace: str, tmp_path: Path, miractl: Miractl) -> None:
     assert target.read_bytes().startswith(b"\x89PNG")
     assert f"wrote {target}" in result.stderr
     failed = miractl("replay", trace, "-o", str(tmp_path / "none" / "hits.png"))
-    assert failed.exit_code == 1
-    assert "No such file or directory" in failed.stderr
+    assert failed.exit_code == 2
+    assert "there is no folder" in failed.stderr
+    link_to = tmp_path / "link.png"
+    link_to.symlink_to(target)
+    assert miractl("replay", trace, "-o", str(link_to), "--slots", "2").exit_code == 0
+    assert link_to.is_symlink()
     assert miractl("replay", trace, trace, "-o", str(target)).exit_code == 2
+
+
+def test_the_picture_overwrites_no_trace_and_no_device(
+    trace: str, tmp_path: Path, miractl: Miractl
+) -> None:
+    before = Path(trace).read_bytes()
+    same = tmp_path / "same.png"
+    same.symlink_to(trace)
+    for output, said in (
+        (trace, "the picture is a PNG"),
+        (str(same), "is the trace itself"),
+        (str(tmp_path / "fifo"), "the picture is a PNG"),
+        (str(tmp_path), "is a folder"),
+    ):
+        refused = miractl("replay", trace, "-o", output)
+        assert (refused.exit_code, refused.stdout) == (2, ""), output
+        assert said in refused.stderr
+    assert Path(trace).read_bytes() == before
 
 
 @pytest.mark.parametrize(

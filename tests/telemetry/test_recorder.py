@@ -1,11 +1,14 @@
 """Writing a routing trace step by step: whole or not at all, and read back the same."""
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from miractl.errors import MiractlError
+from miractl.errors import MiractlError, UsageError
 from miractl.telemetry import recorder as module
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.trace import read_trace
@@ -80,15 +83,45 @@ def test_what_would_be_too_large_is_left_out(
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(MiractlError, match=r"cannot record to .*: No such file"):
+    with pytest.raises(UsageError, match="there is no folder"):
         recorder(tmp_path / "none" / "t.npz")
 
 
-def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
-    target = tmp_path / "t.npz"
-    target.mkdir()
-    to = recorder(target)
+def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    folder, link = tmp_path / "folder", tmp_path / "link.npz"
+    folder.mkdir()
+    link.symlink_to(precious)
+    for target, said in (
+        (precious, "is there already"),
+        (folder, "is a folder"),
+        (link, "is there already"),
+        (Path("/dev/null"), "is there already"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            recorder(target)
+    assert precious.read_text() == "mine"
+
+
+def test_a_disk_that_is_full_at_the_end_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = recorder(tmp_path / "t.npz")
     add(to, [(0, 0)], 1)
-    with pytest.raises(MiractlError, match="Is a directory"):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for spool in (to._tokens, to._seconds):
+        spool.close()
+
+    class Full:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            def fail(*_: object) -> None:
+                raise full
+
+            return fail
+
+    monkeypatch.setattr(to, "_tokens", Full())
+    monkeypatch.setattr(to, "_seconds", Full())
+    with pytest.raises(MiractlError, match="No space left"):
         to.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["t.npz"]
+    assert list(tmp_path.iterdir()) == []
