@@ -44,8 +44,12 @@ PICTURE_SHARES = "6.25%,12.5%,18.75%,25%,37.5%,50%,62.5%,75%"
     is_flag=True,
     help="Take the steps as a server took them, through the runtime's own slot table.",
 )
-@click.option("--link", metavar="RATE", help="Rate of the link, 15.8GB/s; with --expert-size.")
-@click.option("--expert-size", metavar="SIZE", help="Bytes of an expert, 13MB; with --link.")
+@click.option("--link", metavar="RATE", help="Rate of the link, 15.8GB/s.")
+@click.option(
+    "--expert-size",
+    metavar="SIZE",
+    help="Bytes of an expert, 13MB.  [default: as planned or recorded]",
+)
 @click.option(
     "--layer-time",
     metavar="DURATION",
@@ -212,11 +216,8 @@ def _asked(options: dict[str, Any], token_seconds: float) -> "Asked | None":
         if layer is not None:
             raise UsageError("--layer-time needs a link", hint="--link 15.8GB/s --expert-size 13MB")
         return None
-    if profile is None and (link is None or size is None):
-        missing = "--expert-size" if size is None else "--link"
-        raise UsageError(
-            f"{missing} is missing", hint="--link 15.8GB/s --expert-size 13MB belong together"
-        )
+    if profile is None and link is None:
+        raise UsageError("--link is missing", hint="--link 15.8GB/s --expert-size 13MB")
     return Asked(
         token_seconds,
         link=_above_zero("--link", link, units.parse_rate),

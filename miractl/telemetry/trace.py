@@ -47,6 +47,7 @@ class Trace:
     steps: Steps | None = None
     gate_seconds: npt.NDArray[np.float64] | None = None
     slots: tuple[int, tuple[int, ...]] | None = None  # and the ways of each set, when recorded
+    expert_bytes: int | None = None  # of an expert in its slot, when recorded
 
 
 def read_trace(path: Path) -> Trace:
@@ -82,6 +83,7 @@ def read_trace(path: Path) -> Trace:
         steps,
         _seconds(path, steps, ids.shape[1], arrays.get("gate_seconds")),
         _slots(path, meta),
+        _expert_bytes(path, meta),
     )
 
 
@@ -100,6 +102,13 @@ def _slots(path: Path, meta: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] |
     if not whole or type(slots) is not int or slots < sum(ways):
         raise UsageError(f"trace {path}: meta has no division of slots in {slots!r} and {ways!r}")
     return slots, tuple(ways)
+
+
+def _expert_bytes(path: Path, meta: Mapping[str, Any]) -> int | None:
+    size = meta.get("expert_bytes")
+    if size is not None and (type(size) is not int or size < 1):
+        raise UsageError(f"trace {path}: meta has experts of {size!r} bytes")
+    return size
 
 
 def _meta(path: Path, stored: npt.NDArray[Any] | None) -> Mapping[str, Any]:

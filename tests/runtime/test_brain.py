@@ -63,6 +63,7 @@ def test_a_recording_replayed_has_the_hits_of_the_run(
     assert abs(rate - facts.cache.hits / facts.cache.lookups) <= 0.001
     assert 0.2 < rate < 0.95
     assert trace.lengths == (34, 34, 34, 34)
+    assert trace.expert_bytes == plan.expert_bytes
 
 
 def full(*_: Any) -> None:

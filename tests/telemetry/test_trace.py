@@ -63,6 +63,8 @@ def test_ids_alone_will_do(tmp_path: Path) -> None:
         ({"topk_ids": IDS.astype(int) - 1}, "expert -1 of n/a"),
         ({"meta": json.dumps({"experts": 3})}, "expert 3 of 3"),
         ({"meta": "["}, "meta is no JSON object"),
+        ({"meta": json.dumps({"expert_bytes": 0})}, "meta has experts of 0 bytes"),
+        ({"meta": json.dumps({"expert_bytes": "2MB"})}, "meta has experts of '2MB' bytes"),
         ({"meta": json.dumps({"layer_indices": [1]})}, "1 layer indices for 2 layers"),
         ({"topk_probs": np.ones((3, 2))}, r"topk_probs is float64\[3, 2\]"),
         ({"topk_probs": np.full(IDS.shape, np.nan)}, "not all finite"),
