@@ -19,7 +19,7 @@ from miractl.cli.prompts import prompts_option
 from miractl.output import Output, table
 from miractl.paths import DEMO_MODEL
 from miractl.probe.spread import Spread
-from miractl.units import format_bytes, format_rate, format_share
+from miractl.units import counted, format_bytes, format_rate, format_share
 
 if TYPE_CHECKING:
     from miractl.runtime.speed import Contender
@@ -122,7 +122,8 @@ def decode(
         out.json({"schema": SCHEMA, "model": str(folder), **facts, "contenders": found})
         return
     out.data(
-        f"{folder.name} on {facts['device']} in {facts['dtype']}, {facts['threads']} threads, "
+        f"{folder.name} on {facts['device']} in {facts['dtype']}, "
+        f"{counted(facts['threads'], 'thread')}, "
         f"sets x ways {facts['sets']} x {facts['ways']}: "
         f"{facts['slots']} of {facts['experts']} experts in "
         f"{format_bytes(facts['expert_memory_bytes'])}{_link(emulate_link)}"

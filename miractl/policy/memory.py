@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.errors import MiractlError, UsageError
+from miractl.units import counted
 
 VERSION = 1
 MOST_COUNTED = 2**53  # tokens of an expert: more are no count of a run
@@ -62,7 +63,7 @@ class Memory:
         """What is in it, and of how many tokens, `top_k` experts each."""
         what = "heat, counts and what was learned" if self.tables else "heat and counts"
         tokens = int(self.activations[0].sum()) // top_k
-        return f"{what} of {tokens:,} token{'s' * (tokens != 1)}"
+        return f"{what} of {counted(tokens, 'token')}"
 
 
 def writable(path: Path) -> bool:

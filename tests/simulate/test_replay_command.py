@@ -59,6 +59,12 @@ def test_the_table(trace: str, miractl: Miractl) -> None:
     assert "slots a layer: of LRU's" in lines[-1]
 
 
+def test_one_is_no_plural(trace: str, miractl: Miractl) -> None:
+    lines = miractl("replay", trace, "--slots", "1").stdout.splitlines()
+    assert lines[3].startswith("1 slot a layer, 3 in all")
+    assert " 1 slot a layer: of LRU's" in lines[-1]
+
+
 def test_json_says_the_same_and_more(trace: str, miractl: Miractl) -> None:
     options = ("--slots", "50%,2", "--policy", "learned-layer", "--json")
     link = ("--link", "10GB/s", "--expert-size", "10MB")
@@ -145,7 +151,11 @@ def test_the_picture_overwrites_no_trace_and_no_device(
         (("--policy", "lur"), "--policy: no policy 'lur'"),
         (("--slots", "17"), "--slots: 17 is not 1 to 16 a layer"),
         (("--slots", "0"), "--slots: 0 is not 1 to 16 a layer"),
-        (("--slots", "much"), "--slots: 'much'"),
+        (("--slots", "much"), "--slots: 'much' is no share above 0% and no whole number"),
+        (("--slots", "0%"), "a share like 25%, or a whole number"),
+        (("--slots", "2.5"), "a share like 25%, or a whole number"),
+        (("--csv", "--json"), "--csv and --json are two forms of the same"),
+        (("--token-time", "0ms"), "--token-time: '0ms' is nothing"),
         (("--link", "10GB/s"), "t.npz does not say how large an expert is"),
         (("--expert-size", "10MB"), "--link is missing"),
         (("--link", "10GB", "--expert-size", "1MB"), "--link: '10GB' needs a unit"),

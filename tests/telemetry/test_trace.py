@@ -80,8 +80,9 @@ def test_ids_alone_will_do(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=said) as caught:
         read_trace(write(tmp_path, **arrays))
+    assert caught.value.hint == "record one: miractl serve --record-trace FILE"
 
 
 def test_files_that_are_no_trace(tmp_path: Path) -> None:
