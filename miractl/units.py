@@ -64,6 +64,11 @@ def parse_share(text: str) -> float:
     return number / 100
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 thread`, `2 threads`, `1,024 threads`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
     """Three significant digits in the largest unit that leaves at least 1; whole numbers bare."""
     # 0.9995: what would round to 1.00 of the next unit is said in that unit.

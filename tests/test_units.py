@@ -88,3 +88,7 @@ def test_format_other_quantities() -> None:
 def test_printed_bytes_read_back_within_their_digits(value: int) -> None:
     read = units.parse_bytes(units.format_bytes(value))
     assert math.isclose(read, value, rel_tol=0.006)
+
+
+def test_one_is_no_plural() -> None:
+    assert [units.counted(n, "slot") for n in (0, 1, 2000)] == ["0 slots", "1 slot", "2,000 slots"]

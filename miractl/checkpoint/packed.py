@@ -12,6 +12,7 @@ from typing import Any
 
 from miractl.checkpoint.faults import Fault, FileFaultError
 from miractl.checkpoint.record import Record, record_from_json, record_to_json
+from miractl.errors import MiractlError
 from miractl.native.layout import RECORD_ALIGNMENT, Format, MatrixShape
 
 MANIFEST, RECORDS, DIGESTS = "manifest.json", "experts.bin", "experts.sha256"
@@ -82,6 +83,14 @@ def _matrix(data: Mapping[str, Any]) -> MatrixShape:
 def is_packed(folder: Path) -> bool:
     """Whether a folder calls itself packed."""
     return (folder / MANIFEST).is_file()
+
+
+def refuse_packing(folder: Path, target: Path) -> None:
+    """Raise MiractlError for a target that is there, and for a folder that is packed already."""
+    if target.exists() or target.is_symlink():
+        raise MiractlError(f"{target} is there already", hint="name a folder that is not there")
+    if is_packed(folder):
+        raise MiractlError(f"{folder} is packed already", hint="pack the checkpoint it came from")
 
 
 def read_manifest(folder: Path) -> Manifest:

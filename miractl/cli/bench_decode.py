@@ -16,11 +16,10 @@ from miractl.cli.options import (
 )
 from miractl.cli.progress import clear_progress, show_progress
 from miractl.cli.prompts import prompts_option
-from miractl.errors import UsageError
 from miractl.output import Output, table
 from miractl.paths import DEMO_MODEL
 from miractl.probe.spread import Spread
-from miractl.units import format_bytes, format_rate, format_share
+from miractl.units import counted, format_bytes, format_rate, format_share
 
 if TYPE_CHECKING:
     from miractl.runtime.speed import Contender
@@ -86,13 +85,14 @@ def decode(
       miractl bench decode ./packed --expert-memory 40% --threads 2
       miractl bench decode ./my-model --against transformers --json
     """
-    folder = model or DEMO_MODEL
-    if not folder.is_dir():
-        raise UsageError(f"no model folder {str(folder)!r}", hint="miractl bench decode ./my-model")
-    out = Output(json=as_json)
-
+    from miractl.checkpoint.folder import require_model
     from miractl.config import given, resolve_parameters, resolve_runtime, values_of
     from miractl.profiles import load_profile
+
+    folder = model or DEMO_MODEL
+    require_model(folder, "miractl bench decode ./my-model")
+    loaded, out = load_profile(profile), Output(json=as_json)
+
     from miractl.runtime.engine import (  # torch takes seconds
         EngineOptions,
         load_tokenizer,
@@ -101,8 +101,6 @@ def decode(
     from miractl.runtime.speed import contenders_of, measure, random_prompts, text_prompts
 
     quiet_transformers()
-
-    loaded = load_profile(profile)
     layout = values_of(resolve_runtime(loaded, given(sets=sets, threads=threads)))
     options = EngineOptions(
         *(folder, folder.name, values_of(resolve_parameters(loaded, parameters))),
@@ -124,7 +122,8 @@ def decode(
         out.json({"schema": SCHEMA, "model": str(folder), **facts, "contenders": found})
         return
     out.data(
-        f"{folder.name} on {facts['device']} in {facts['dtype']}, {facts['threads']} threads, "
+        f"{folder.name} on {facts['device']} in {facts['dtype']}, "
+        f"{counted(facts['threads'], 'thread')}, "
         f"sets x ways {facts['sets']} x {facts['ways']}: "
         f"{facts['slots']} of {facts['experts']} experts in "
         f"{format_bytes(facts['expert_memory_bytes'])}{_link(emulate_link)}"

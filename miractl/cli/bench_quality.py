@@ -7,6 +7,7 @@ import click
 
 from miractl.cli.options import json_option
 from miractl.cli.progress import clear_progress, show_progress
+from miractl.cli.textfile import read_text
 from miractl.errors import UsageError
 from miractl.output import Output, table
 
@@ -49,13 +50,14 @@ def quality(model: Path, text: Path, against: Path | None, tokens: int, as_json:
       miractl bench quality ./packed --text held-out.txt --against ./Qwen3-30B-A3B
       miractl bench quality ./my-model --text held-out.txt --json
     """
+    from miractl.checkpoint.folder import require_model
     from miractl.checkpoint.packed import is_packed
 
     for folder in filter(None, (model, against)):
-        if not folder.is_dir():
-            raise UsageError(f"no model folder {str(folder)!r}", hint="miractl bench quality -h")
+        require_model(folder, "miractl bench quality -h")
     if against is not None and not is_packed(model):
         raise UsageError(f"{model} is not packed, so it has no source", hint="leave --against out")
+    content = read_text(text, "text")
     out = Output(json=as_json)
 
     from miractl.profiles import load_profile  # torch takes seconds: only now
@@ -66,7 +68,7 @@ def quality(model: Path, text: Path, against: Path | None, tokens: int, as_json:
     quiet_transformers()
     options = EngineOptions(model, model.name, dict(load_profile("default").values))
     try:
-        found = measure(options, text, tokens, against, show_progress)
+        found = measure(options, text.name, content, tokens, against, show_progress)
     finally:
         clear_progress()
     if against is not None:

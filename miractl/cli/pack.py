@@ -8,7 +8,6 @@ import click
 
 from miractl.cli.options import json_option
 from miractl.cli.quantities import dense_option
-from miractl.errors import UsageError
 from miractl.output import Output
 from miractl.units import format_bytes
 
@@ -55,11 +54,11 @@ def command(
       miractl pack ./Qwen3-30B-A3B -o ./packed
       miractl pack ./Qwen3-30B-A3B -o ./packed-int4 --experts int4 --dense int8
     """
-    from miractl.checkpoint.gguf import refuse_gguf
+    from miractl.checkpoint.folder import require_model
+    from miractl.checkpoint.packed import refuse_packing
 
-    refuse_gguf(model)
-    if not model.is_dir():
-        raise UsageError(f"no model folder {str(model)!r}", hint="miractl pack ./my-model -o DIR")
+    require_model(model, "miractl pack ./my-model -o DIR")
+    refuse_packing(model, target)
     out = Output(json=as_json)
 
     from miractl.runtime.engine import quiet_transformers  # torch takes seconds: only now

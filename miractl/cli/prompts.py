@@ -5,17 +5,13 @@ from typing import Any
 
 import click
 
+from miractl.cli.textfile import read_text
 from miractl.errors import UsageError
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
     """The paragraphs of a file, which blank lines part. Raises UsageError without one."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"prompts {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"prompts {path}: not UTF-8 text (byte {error.start})") from None
+    text = read_text(path, "prompts")
     found = tuple(part.strip("\n") for part in text.split("\n\n") if part.strip())
     if not found:
         raise UsageError(f"prompts {path}: there is no text in it")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = "miractl.replay/1"
 SHOWN = ("lru", "lfu", "heat", "learned", "belady", "optimum")
 SHARES = "12.5%,25%,50%"
+SLOTS_HINT = "a share like 25%, or a whole number of experts a layer"
 PICTURE_SHARES = "6.25%,12.5%,18.75%,25%,37.5%,50%,62.5%,75%"
 
 
@@ -44,8 +45,12 @@ PICTURE_SHARES = "6.25%,12.5%,18.75%,25%,37.5%,50%,62.5%,75%"
     is_flag=True,
     help="Take the steps as a server took them, through the runtime's own slot table.",
 )
-@click.option("--link", metavar="RATE", help="Rate of the link, 15.8GB/s; with --expert-size.")
-@click.option("--expert-size", metavar="SIZE", help="Bytes of an expert, 13MB; with --link.")
+@click.option("--link", metavar="RATE", help="Rate of the link, 15.8GB/s.")
+@click.option(
+    "--expert-size",
+    metavar="SIZE",
+    help="Bytes of an expert, 13MB.  [default: as planned or recorded]",
+)
 @click.option(
     "--layer-time",
     metavar="DURATION",
@@ -104,7 +109,9 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
         _check_picture(Path(output), traces)
     names = [] if options["as_recorded"] else _names(options["policies"])
     traces = traces or (str(DEMO_TRACE),)
-    seconds = _parsed("--token-time", options["token_time"], units.parse_seconds)
+    if options["as_csv"] and options["as_json"]:
+        raise UsageError("--csv and --json are two forms of the same", hint="leave one of them out")
+    seconds = _above_zero("--token-time", options["token_time"], units.parse_seconds)
     asked = _asked(options, seconds)
     wanted = options["slots"] or (PICTURE_SHARES if output else None)
     out = Output(json=options["as_json"])
@@ -212,11 +219,8 @@ def _asked(options: dict[str, Any], token_seconds: float) -> "Asked | None":
         if layer is not None:
             raise UsageError("--layer-time needs a link", hint="--link 15.8GB/s --expert-size 13MB")
         return None
-    if profile is None and (link is None or size is None):
-        missing = "--expert-size" if size is None else "--link"
-        raise UsageError(
-            f"{missing} is missing", hint="--link 15.8GB/s --expert-size 13MB belong together"
-        )
+    if profile is None and link is None:
+        raise UsageError("--link is missing", hint="--link 15.8GB/s --expert-size 13MB")
     return Asked(
         token_seconds,
         link=_above_zero("--link", link, units.parse_rate),
@@ -242,14 +246,22 @@ def _slots(text: str, routing: "Routing") -> list[int]:
 
     found = set()
     for part in text.split(","):
-        if part.strip().isdecimal():
-            count = int(part)
-        else:
-            count = slots_for(_parsed("--slots", part, units.parse_share), routing)
+        count = int(part) if part.strip().isdecimal() else slots_for(_share(part), routing)
         if not 0 < count <= routing.experts:
-            raise UsageError(f"--slots: {part.strip()} is not 1 to {routing.experts} a layer")
+            raise UsageError(
+                f"--slots: {part.strip()} is not 1 to {routing.experts} a layer", hint=SLOTS_HINT
+            )
         found.add(count)
     return sorted(found)
+
+
+def _share(text: str) -> float:
+    try:
+        return units.parse_share(text)
+    except ValueError:
+        raise UsageError(
+            f"--slots: {text.strip()!r} is no share above 0% and no whole number", hint=SLOTS_HINT
+        ) from None
 
 
 def _check_picture(path: Path, traces: tuple[str, ...]) -> None:

@@ -19,6 +19,11 @@ def names_of(given: str | None) -> list[str]:
     """The policies asked for. Raises UsageError for what a running engine cannot follow."""
     names = list(ONLINE) if given == "all" else given.split(",") if given else list(SHOWN)
     for name in names:
+        if name in POLICIES and name not in ONLINE:
+            raise UsageError(
+                f"--policy {name} knows the future, which no server does",
+                hint=f"leave --as-recorded out, or one of: {', '.join(ONLINE)}",
+            )
         if name not in ONLINE:
             hint = f"with --as-recorded one of: {', '.join(ONLINE)}, or all"
             raise UsageError(f"--policy: no policy {name!r}{nearest(name, ONLINE)}", hint=hint)
@@ -44,8 +49,8 @@ def print_runs(trace: Trace, names: list[str], runs: dict[Slots, list[Drive]], o
     first = next(iter(runs.values()))[0]
     out.data(out.style(f"{trace.name}{f' · {trace.model}' if trace.model else ''}", "bold"))
     out.data(
-        f"{first.tokens:,} tokens in {first.steps:,} steps as recorded; an expert counts once a"
-        " step and layer"
+        f"{units.counted(first.tokens, 'token')} in {units.counted(first.steps, 'step')}"
+        " as recorded; an expert counts once a step and layer"
     )
     for slots, drives in runs.items():
         rows = [
@@ -59,7 +64,8 @@ def print_runs(trace: Trace, names: list[str], runs: dict[Slots, list[Drive]], o
         headers = ("policy", "hits", "misses/step", "misses/token", "kept/token", "what it does")
         where = " of the server" if trace.slots == (slots.slots, slots.ways) else ""
         out.data(
-            f"\n{sum(slots.ways)} residents in {slots.slots} slots{where}\n{table(rows, headers)}"
+            f"\n{units.counted(sum(slots.ways), 'resident')} in"
+            f" {units.counted(slots.slots, 'slot')}{where}\n{table(rows, headers)}"
         )
 
 

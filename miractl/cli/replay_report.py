@@ -57,7 +57,8 @@ def print_result(result: "Result", out: Output, before: str) -> None:
     )
     cycle = routing.layers * routing.top
     out.data(
-        f"{routing.tokens:,} tokens, {routing.layers} layers, {routing.top} of {routing.experts}"
+        f"{units.counted(routing.tokens, 'token')}, {units.counted(routing.layers, 'layer')},"
+        f" {routing.top} of {routing.experts}"
         f" experts; a token asks for {cycle} (one LRU over all layers needs more slots to hit)"
     )
     for assumption in result.setting.assumptions if result.setting else ():
@@ -65,7 +66,9 @@ def print_result(result: "Result", out: Output, before: str) -> None:
     for at, scores in enumerate(result.groups):
         slots = scores[0].slots
         share = units.format_share(slots / routing.experts)
-        out.data(f"\n{slots} slots a layer, {slots * routing.layers:,} in all, {share}")
+        out.data(
+            f"\n{units.counted(slots, 'slot')} a layer, {slots * routing.layers:,} in all, {share}"
+        )
         out.data(_table(result, scores))
         worst = ", ".join(
             f"{layer} ({units.format_share(rate)})" for layer, rate in _worst(result, scores)

@@ -169,10 +169,9 @@ def locate(model: str | None) -> tuple[Path, str]:
                 hint="python -m miractl.demo.train, or: miractl serve FOLDER",
             )
         return paths.DEMO_MODEL, DEMO_ID
-    from miractl.checkpoint.gguf import refuse_gguf
+    from miractl.checkpoint.folder import require_model
 
     path = Path(model).expanduser()
-    refuse_gguf(path)
     if not path.exists():
         raise UsageError(
             f"no folder {model!r}; models are served from a folder, nothing is fetched by itself",
@@ -180,8 +179,7 @@ def locate(model: str | None) -> tuple[Path, str]:
             if model.count("/") == 1 and not model.startswith((".", "/", "~"))
             else "miractl serve FOLDER",
         )
-    if not (path / "config.json").is_file():
-        raise UsageError(f"{model}: no model here, there is no config.json")
+    require_model(path, "miractl serve FOLDER")
     return path, path.resolve().name
 
 

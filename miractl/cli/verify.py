@@ -34,11 +34,9 @@ def command(model: Path | None, policy: str | None, as_json: bool) -> None:
       miractl verify ./my-model --policy lru --json
     """
     folder = model or DEMO_MODEL
-    from miractl.checkpoint.gguf import refuse_gguf
+    from miractl.checkpoint.folder import require_model
 
-    refuse_gguf(folder)
-    if not folder.is_dir():
-        raise MiractlError(f"no model folder {str(folder)!r}", hint="miractl verify ./my-model")
+    require_model(folder, "miractl verify ./my-model")
     out = Output(json=as_json)
     out.note(f"verifying {folder.name}: the same inputs through stock transformers and miractl")
 

@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.errors import MiractlError, UsageError
+from miractl.units import counted
 
 VERSION = 1
+MOST_COUNTED = 2**53  # tokens of an expert: more are no count of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,12 @@ class Memory:
     activations: npt.NDArray[np.int64]
     tables: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
+    def describe(self, top_k: int) -> str:
+        """What is in it, and of how many tokens, `top_k` experts each."""
+        what = "heat, counts and what was learned" if self.tables else "heat and counts"
+        tokens = int(self.activations[0].sum()) // top_k
+        return f"{what} of {counted(tokens, 'token')}"
+
 
 def writable(path: Path) -> bool:
     """Whether what is remembered goes back into this file."""
@@ -87,6 +95,7 @@ def read_memory(path: Path, identity: Identity) -> Memory | None:
     shape = len(identity.layers), identity.experts
     if heat.shape != shape or activations.shape != shape or not _finite(heat, arrays):
         raise _refusal(path, "damaged")
+    _refuse_counts(path, activations)
     return Memory(heat.astype(np.float64), activations.astype(np.int64), arrays)
 
 
@@ -123,6 +132,14 @@ def _finite(heat: npt.NDArray[Any], tables: Mapping[str, npt.NDArray[Any]]) -> b
     )
 
 
+def _refuse_counts(path: Path, activations: npt.NDArray[Any]) -> None:
+    if activations.dtype.kind not in "iu":
+        raise _refusal(path, f"damaged: tokens of an expert are {activations.dtype}")
+    for count in (int(activations.min()), int(activations.max())):
+        if not 0 <= count <= MOST_COUNTED:
+            raise _refusal(path, f"damaged: {count} tokens of an expert")
+
+
 def _from_csv(path: Path, identity: Identity) -> Memory:
     shape = len(identity.layers), identity.experts
     heat, activations = np.zeros(shape), np.zeros(shape, np.int64)
@@ -135,8 +152,9 @@ def _from_csv(path: Path, identity: Identity) -> Memory:
             heat[at], activations[at] = float(row["heat"]), int(row["activations"])
     except OSError as error:
         raise UsageError(f"warm heat {path}: {error.strerror}") from None
-    except (KeyError, ValueError, IndexError, TypeError):
+    except (KeyError, ValueError, IndexError, TypeError, OverflowError):
         raise _refusal(path, "no heat export of this model") from None
     if len(rows) != heat.size or not np.isfinite(heat).all():
         raise _refusal(path, f"{len(rows)} experts, this model has {heat.size}")
+    _refuse_counts(path, activations)
     return Memory(heat, activations)

@@ -17,7 +17,7 @@ from miractl.policy.markov import MarkovTable
 from miractl.policy.memory import Identity, read_memory, writable, write_memory
 from miractl.policy.position import Hybrid, PositionTable
 from miractl.policy.prediction import Popularity, Predictor, Shuffled
-from miractl.policy.registry import DEFAULT, WITHOUT_LIBRARY, make_policy
+from miractl.policy.registry import DEFAULT, STATIC, WITHOUT_LIBRARY, make_policy
 from miractl.policy.resampling import Resampled
 from miractl.runtime.lookahead import Lookahead, find_router
 
@@ -75,13 +75,15 @@ def brain_for(
 ) -> Brain:
     """The policy asked for, for `slots` experts a layer, and the heat; warm if there is a memory.
 
-    Raises UsageError for a memory that does not belong to the model.
+    Raises UsageError for a memory that does not belong to the model, or that static has not got.
     """
     heat = heat_table(outline, options.parameters, clock)
     path, memory = options.warm_heat, None
+    name = options.policy or default_policy()
     if path is not None:
         memory = read_memory(path, identity_of(model, outline))
-    name = options.policy or default_policy()
+        if memory is None and name == STATIC:
+            raise UsageError(f"policy static goes by an earlier run, and there is no {path}")
     brain = Brain(make_policy(name, outline.top_k, slots, heat, memory), heat)
     if memory is not None:
         try:
@@ -89,18 +91,24 @@ def brain_for(
         except ValueError as error:
             brain.close()
             raise UsageError(f"warm heat {path}: {error}") from None
+    if path is not None:
+        found = "new, written at the end" if memory is None else memory.describe(outline.top_k)
+        log.info("warm heat %s: %s", path, found)
     return brain
 
 
 def remember(engine: "Engine") -> None:
-    """Keep what the brain knows for the next start, if asked to; an error is a line of the log."""
+    """Keep what the brain knows for the next start, if asked to; the log has a line of it."""
     path = engine.options.warm_heat
     if path is None or not writable(path):
         return
     try:
-        write_memory(path, identity_of(engine.model, engine.outline), engine.brain.remember())
+        memory = engine.brain.remember()
+        write_memory(path, identity_of(engine.model, engine.outline), memory)
     except MiractlError as error:
         log.error("%s", error.message)
+    else:
+        log.info("warm heat %s: written, %s", path, memory.describe(engine.outline.top_k))
 
 
 def predictor_for(

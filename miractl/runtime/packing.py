@@ -31,7 +31,7 @@ from miractl.checkpoint.packed import (
     Manifest,
     dense_to_json,
     hash_file,
-    is_packed,
+    refuse_packing,
 )
 from miractl.checkpoint.record import record_to_json
 from miractl.errors import MiractlError
@@ -101,10 +101,7 @@ def pack(
     Raises MiractlError for a faulty source, experts that cannot be packed so, a target that is
     there, and too little space.
     """
-    if target.exists() or target.is_symlink():
-        raise MiractlError(f"{target} is there already", hint="name a folder that is not there")
-    if is_packed(folder):
-        raise MiractlError(f"{folder} is packed already", hint="pack the checkpoint it came from")
+    refuse_packing(folder, target)
     job = _prepare(folder, target, kind, dense)
     try:
         with own_folder(job.partial), disk_errors(job.partial), one_torch_thread():

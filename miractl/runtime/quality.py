@@ -62,16 +62,20 @@ class Quality:
 
 def measure(
     options: EngineOptions,
-    path: Path,
+    name: str,
+    content: str,
     tokens: int,
     against: Path | None = None,
     progress: Progress | None = None,
 ) -> Quality:
-    """Measure a model on a text, in float32. Raises MiractlError, and UsageError for the text."""
+    """Measure a model on a text, its name and its content, in float32.
+
+    Raises MiractlError, and UsageError for a text of less than two tokens.
+    """
     options = replace(options, dtype="float32", with_tokenizer=False)
     if against is not None:
         _refuse_another_source(options.model_path, against)
-    text = read_text(options.model_path, path, tokens)
+    text = windows_of(options.model_path, name, content, tokens)
     source: float | None = None
     errors: tuple[ExpertError, ...] = ()
     if against is not None:
@@ -81,22 +85,18 @@ def measure(
     return Quality(text, _bits(options, text, "model", progress), source, errors)
 
 
-def read_text(folder: Path, path: Path, tokens: int) -> Text:
+def windows_of(folder: Path, name: str, content: str, tokens: int) -> Text:
     """At most `tokens` tokens of a text in windows spread evenly over it."""
-    try:
-        content = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
     tokenizer = load_tokenizer(folder)
     ids = tokenizer(content, add_special_tokens=False, verbose=False).input_ids
     if len(ids) < 2:
-        raise UsageError(f"{path} has {len(ids)} tokens: there is nothing to predict")
+        raise UsageError(f"{name} has {len(ids)} tokens: there is nothing to predict")
     length = min(WINDOW, len(ids))
     most, fitting = max(1, tokens // length), len(ids) // length
     chosen = [n * fitting // min(most, fitting) for n in range(min(most, fitting))]
     windows = tuple(torch.tensor([ids[n * length : (n + 1) * length]]) for n in chosen)
     decoded = (str(tokenizer.decode(window[0, 1:])) for window in windows)
-    return Text(path.name, windows, sum(len(words.encode()) for words in decoded))
+    return Text(name, windows, sum(len(words.encode()) for words in decoded))
 
 
 @torch.no_grad()

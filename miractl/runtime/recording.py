@@ -92,5 +92,6 @@ def recorder_for(options: "EngineOptions", outline: "Outline", plan: SlotPlan) -
         "layer_indices": layers,
         "slots": plan.slots,
         "ways": list(plan.ways),
+        "expert_bytes": plan.expert_bytes,
     }
     return Recorder(options.record_trace, len(layers), outline.experts, outline.top_k, meta)

@@ -14,6 +14,7 @@ from miractl.native.learner import Learner, LearnerState, discount_for, window_f
 from miractl.native.replay import Cache, Kind, Outcome, Routing, Rule, replay
 from miractl.policy.registry import POLICIES, Policy
 from miractl.telemetry.trace import Trace
+from miractl.units import counted
 
 SMALLEST_GAP = 0.001  # below this there is nothing to share out
 Rates = npt.NDArray[np.float64]
@@ -121,11 +122,11 @@ def verdict(scores: list[Score]) -> str:
     missed, due = 1 - lru.hit_rate, 1 - best.hit_rate
     if missed < 0.01:
         return "Nearly all that is used fits: LRU misses less than 1 %, no policy can add much."
-    share = due / missed
+    share, slots = due / missed, counted(lru.slots, "slot")
     text = (
         f"of LRU's {100 * missed:.1f} misses in 100, {100 * due:.1f} are there for a cache that"
         " knows the future"
     )
     if share >= 0.5:
-        return f"The working set is too large for {lru.slots} slots a layer: {text}; add slots."
-    return f"The policy is to blame more than the {lru.slots} slots a layer: {text}."
+        return f"The working set is too large for {slots} a layer: {text}; add slots."
+    return f"The policy is to blame more than the {slots} a layer: {text}."

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from miractl.checkpoint.geometry import Geometry
 from miractl.errors import UsageError
 from miractl.native.replay import Routing
-from miractl.plan.catalog import published
+from miractl.plan.catalog import CONFIGS, published
 from miractl.plan.docs import CARDS
-from miractl.plan.machine import machine_for
+from miractl.plan.machine import PlanMachine, machine_for
 from miractl.plan.planner import Plan, plan_for
 from miractl.plan.request import MB, PlanRequest
 from miractl.profiles import PARAMETERS, Profile
@@ -36,23 +36,26 @@ class Asked:
 def setting_for(asked: Asked, trace: Trace, routing: Routing) -> tuple[Setting, int | None]:
     """The setting, and the experts a layer that fit where a profile says how much memory there is.
 
-    Raises UsageError where the profile is of no help: without a card, or for an unknown model.
+    The size of an expert is as asked, as planned, or as recorded. Raises UsageError where nobody
+    knows it, and for a profile without a card.
     """
     values = {name: parameter.default for name, parameter in PARAMETERS.items()}
     values |= asked.profile.values if asked.profile else {}
-    plan = None if asked.profile is None else _plan(asked.profile, trace, routing, values)
+    machine = None if asked.profile is None else _machine(asked.profile)
+    plan = None if machine is None else _plan(machine, asked, trace, routing, values)
     notes: list[str] = []
-    rate = asked.link or _rate(plan, notes)
-    size = asked.expert_bytes
+    rate = asked.link or _rate(machine, notes)
+    size = asked.expert_bytes or (trace.expert_bytes if plan is None else plan.needs.expert)
     if size is None:
-        assert plan is not None  # whoever gives neither a size nor a profile is not let in
-        size = plan.needs.expert
+        raise _unknown_size(asked, trace)
     compute = asked.layer_seconds or _compute(asked, plan, routing, notes)
     staged, horizon = values["max_staged_experts"], values["prediction_horizon"]
     if plan is not None and plan.slots is not None:
         staged = plan.slots.staging_limit
     notes.insert(0, f"an expert of {format_bytes(size)} takes {format_seconds(size / rate)}")
     notes.append(f"up to {staged} staged, by the learned predictor; the gate and its ledger decide")
+    if machine is not None and plan is None:
+        notes.append("how many experts the card holds is not known without the model: see --slots")
     setting = Setting(
         *(size, size / rate, compute, staged if values["prefetch"] else 0, horizon), tuple(notes)
     )
@@ -61,26 +64,36 @@ def setting_for(asked: Asked, trace: Trace, routing: Routing) -> tuple[Setting, 
     return setting, max(1, sum(plan.slots.ways) // routing.layers)
 
 
-def _plan(profile: Profile, trace: Trace, routing: Routing, values: dict[str, object]) -> Plan:
-    geometry = published(trace.model or "")
-    if geometry is None:
-        raise UsageError(
-            f"trace {trace.name}: --profile needs a model whose sizes are known,"
-            f" got {trace.model or 'none'}",
-            hint="--link 15.8GB/s --expert-size 13MB --slots 25% instead",
-        )
-    _check(geometry, trace, routing)
+def _unknown_size(asked: Asked, trace: Trace) -> UsageError:
+    text = f"trace {trace.name} does not say how large an expert is"
+    if asked.profile is not None:
+        text += f", and {trace.model or 'its model'} is none of {', '.join(CONFIGS)}"
+    return UsageError(text, hint="--link 15.8GB/s --expert-size 13MB --slots 25%")
+
+
+def _machine(profile: Profile) -> PlanMachine:
     machine = machine_for(None, profile)
     if machine.device != "cuda":
         raise UsageError(
             f"profile {profile.name} says nothing of a card",
             hint="--link 15.8GB/s --expert-size 13MB --slots 25% instead",
         )
-    machine = replace(machine, gpu_rate=replace(machine.gpu_rate, value=CARDS.get(profile.name)))
+    return replace(machine, gpu_rate=replace(machine.gpu_rate, value=CARDS.get(profile.name)))
+
+
+def _plan(
+    machine: PlanMachine, asked: Asked, trace: Trace, routing: Routing, values: dict[str, object]
+) -> Plan | None:
+    """None for a model that is not known by its name."""
+    geometry = published(trace.model or "")
+    if geometry is None:
+        return None
+    assert asked.profile is not None  # the machine is made of it
+    _check(geometry, trace, routing)
     request = PlanRequest(
         ring=int(str(values["dma_buffer_size_mb"])) * MB,
         max_staged=int(str(values["max_staged_experts"])),
-        cap_origin=f"profile {profile.name}",
+        cap_origin=f"profile {asked.profile.name}",
     )
     plan = plan_for(geometry, machine, request)
     plan.require()
@@ -96,8 +109,8 @@ def _check(geometry: Geometry, trace: Trace, routing: Routing) -> None:
         )
 
 
-def _rate(plan: Plan | None, notes: list[str]) -> float:
-    theory = None if plan is None else plan.machine.link_theory.value
+def _rate(machine: PlanMachine | None, notes: list[str]) -> float:
+    theory = None if machine is None else machine.link_theory.value
     if theory is None:
         raise UsageError("the profile's card has no link rate", hint="--link 15.8GB/s")
     notes.append(f"the link does {REACHED:.0%} of {format_rate(theory)}, its rate on paper")

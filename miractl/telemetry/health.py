@@ -102,10 +102,10 @@ def _hit_rate_advice(snapshot: Snapshot, span: Span) -> str:
         )
     if _wastes(span):
         return _waste_advice(span)
-    if span.bypassed > span.misses / 2:
+    if span.bypassed > span.newcomers / 2:
         return (
-            f"{span.bypassed} of {span.misses} misses found the slots held by older experts: lower "
-            "heat_decay_factor so that old heat fades, or lower cache_threshold"
+            f"{span.bypassed} of {span.newcomers} newcomers found the slots held by older experts: "
+            "lower heat_decay_factor so that old heat fades, or lower cache_threshold"
         )
     if span.waves > span.steps / 10:
         return (

@@ -47,7 +47,9 @@ METRICS = (
     Declared("miractl_expert_hits_total", "cache.hits", "Lookups that found a resident expert"),
     Declared("miractl_expert_misses_total", "cache.misses", "Lookups of experts in no slot"),
     Declared("miractl_expert_late_total", "cache.late", "Misses already on their way"),
-    Declared("miractl_expert_bypassed_total", "cache.bypassed", "Misses that displaced nobody"),
+    Declared(
+        "miractl_expert_bypassed_total", "cache.bypassed", "Misses and bets that displaced nobody"
+    ),
     Declared("miractl_expert_evictions_total", "cache.evictions", "Experts that lost their slot"),
     Declared("miractl_expert_waves_total", "cache.waves", "Extra passes for want of slots"),
     Declared("miractl_expert_waited_total", "cache.waited", "Misses whose transfer was under way"),

@@ -54,7 +54,7 @@ class CacheFacts:
     hits: int
     misses: int
     late: int
-    bypassed: int  # misses computed from a staging slot without displacing a resident
+    bypassed: int  # misses and used bets that displaced no resident
     evictions: int
     waves: int  # extra passes because a step needed more experts than there are slots
     waited: int  # misses whose transfer was under way: misses == waited + copied + on_host

@@ -118,6 +118,16 @@ class Span:
         return ratio(self.hits, self.lookups)
 
     @property
+    def newcomers(self) -> int:
+        """Experts that had to find a place: misses, and bets that came in time and were used."""
+        return self.misses + self.used
+
+    @property
+    def bypassed_share(self) -> float | None:
+        """Share of the newcomers that displaced nobody and were gone after the step."""
+        return ratio(self.bypassed, self.newcomers)
+
+    @property
     def utilization(self) -> float | None:
         """Share of the time in which a transfer was under way."""
         busy = ratio(self.busy_seconds, self.seconds)

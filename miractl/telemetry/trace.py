@@ -23,6 +23,7 @@ from miractl.errors import UsageError
 Ids = npt.NDArray[np.int64]  # [tokens, layers, k]
 Floats = npt.NDArray[np.float32]
 Steps = npt.NDArray[np.int64]  # [tokens]
+HINT = "record one: miractl serve --record-trace FILE"
 EXPERT_NAMES = ("experts", "n_experts", "n_routed_experts", "num_experts")
 LAYER_NAMES = ("layer_indices", "moe_layer_indices", "layers")
 
@@ -47,6 +48,7 @@ class Trace:
     steps: Steps | None = None
     gate_seconds: npt.NDArray[np.float64] | None = None
     slots: tuple[int, tuple[int, ...]] | None = None  # and the ways of each set, when recorded
+    expert_bytes: int | None = None  # of an expert in its slot, when recorded
 
 
 def read_trace(path: Path) -> Trace:
@@ -57,17 +59,18 @@ def read_trace(path: Path) -> Trace:
         ids = arrays["topk_ids"]
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or "no .npz with topk_ids"
-        raise UsageError(f"trace {path}: {reason}") from None
+        raise _refusal(path, reason) from None
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or not ids.size:
-        raise UsageError(
-            f"trace {path}: topk_ids is {ids.dtype}{list(ids.shape)}, expected whole numbers"
-            " [tokens, MoE layers, k]"
+        raise _refusal(
+            path,
+            f"topk_ids is {ids.dtype}{list(ids.shape)}, expected whole numbers"
+            " [tokens, MoE layers, k]",
         )
     meta = _meta(path, arrays.get("meta"))
     experts = _experts(path, ids, meta)
     indices = next((meta[name] for name in LAYER_NAMES if isinstance(meta.get(name), list)), None)
     if indices is not None and len(indices) != ids.shape[1]:
-        raise UsageError(f"trace {path}: {len(indices)} layer indices for {ids.shape[1]} layers")
+        raise _refusal(path, f"{len(indices)} layer indices for {ids.shape[1]} layers")
     lengths = _lengths(path, len(ids), arrays.get("seq_lens"))
     steps = _steps(path, lengths or (len(ids),), arrays.get("steps"))
     return Trace(
@@ -82,6 +85,7 @@ def read_trace(path: Path) -> Trace:
         steps,
         _seconds(path, steps, ids.shape[1], arrays.get("gate_seconds")),
         _slots(path, meta),
+        _expert_bytes(path, meta),
     )
 
 
@@ -91,6 +95,10 @@ _ARRAYS = (
 )
 
 
+def _refusal(path: Path, reason: str) -> UsageError:
+    return UsageError(f"trace {path}: {reason}", hint=HINT)
+
+
 def _slots(path: Path, meta: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] | None:
     """Slots and the ways of each set, of the server that recorded."""
     slots, ways = meta.get("slots"), meta.get("ways")
@@ -98,8 +106,15 @@ def _slots(path: Path, meta: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] |
         return None
     whole = isinstance(ways, list) and ways and all(type(way) is int and way > 0 for way in ways)
     if not whole or type(slots) is not int or slots < sum(ways):
-        raise UsageError(f"trace {path}: meta has no division of slots in {slots!r} and {ways!r}")
+        raise _refusal(path, f"meta has no division of slots in {slots!r} and {ways!r}")
     return slots, tuple(ways)
+
+
+def _expert_bytes(path: Path, meta: Mapping[str, Any]) -> int | None:
+    size = meta.get("expert_bytes")
+    if size is not None and (type(size) is not int or size < 1):
+        raise _refusal(path, f"meta has experts of {size!r} bytes")
+    return size
 
 
 def _meta(path: Path, stored: npt.NDArray[Any] | None) -> Mapping[str, Any]:
@@ -110,7 +125,7 @@ def _meta(path: Path, stored: npt.NDArray[Any] | None) -> Mapping[str, Any]:
     except ValueError:
         meta = None
     if not isinstance(meta, dict):
-        raise UsageError(f"trace {path}: meta is no JSON object")
+        raise _refusal(path, "meta is no JSON object")
     return meta
 
 
@@ -119,7 +134,7 @@ def _experts(path: Path, ids: npt.NDArray[Any], meta: Mapping[str, Any]) -> int 
     known = next((meta[name] for name in EXPERT_NAMES if isinstance(meta.get(name), int)), None)
     if low < 0 or (known is not None and high >= known):
         wrong = low if low < 0 else high
-        raise UsageError(f"trace {path}: expert {wrong} of {'n/a' if known is None else known}")
+        raise _refusal(path, f"expert {wrong} of {'n/a' if known is None else known}")
     return known
 
 
@@ -129,13 +144,14 @@ def _probabilities(
     if stored is None:
         return None
     if stored.shape != ids.shape or stored.dtype.kind not in "fiu":
-        raise UsageError(
-            f"trace {path}: topk_probs is {stored.dtype}{list(stored.shape)}, expected numbers"
-            f" {list(ids.shape)} as topk_ids"
+        raise _refusal(
+            path,
+            f"topk_probs is {stored.dtype}{list(stored.shape)}, expected numbers"
+            f" {list(ids.shape)} as topk_ids",
         )
     values: Floats = stored.astype(np.float32)
     if not np.isfinite(values).all() or float(values.min()) < 0:
-        raise UsageError(f"trace {path}: topk_probs are not all finite and from 0")
+        raise _refusal(path, "topk_probs are not all finite and from 0")
     return values
 
 
@@ -143,10 +159,10 @@ def _lengths(path: Path, tokens: int, stored: npt.NDArray[Any] | None) -> tuple[
     if stored is None:
         return None
     if stored.ndim != 1 or stored.dtype.kind not in "iu":
-        raise UsageError(f"trace {path}: seq_lens is {stored.dtype}{list(stored.shape)}")
+        raise _refusal(path, f"seq_lens is {stored.dtype}{list(stored.shape)}")
     lengths = tuple(int(length) for length in stored)
     if min(lengths, default=0) < 0 or sum(lengths) != tokens:
-        raise UsageError(f"trace {path}: seq_lens sum to {sum(lengths)}, topk_ids has {tokens}")
+        raise _refusal(path, f"seq_lens sum to {sum(lengths)}, topk_ids has {tokens}")
     return lengths
 
 
@@ -156,7 +172,7 @@ def _positions(
     if stored is None or lengths is None:
         return None
     if stored.shape != (len(lengths),) or stored.dtype.kind not in "iu":
-        raise UsageError(f"trace {path}: first_pos is {stored.dtype}{list(stored.shape)}")
+        raise _refusal(path, f"first_pos is {stored.dtype}{list(stored.shape)}")
     return tuple(int(position) for position in stored)
 
 
@@ -164,15 +180,16 @@ def _steps(path: Path, lengths: tuple[int, ...], stored: npt.NDArray[Any] | None
     if stored is None:
         return None
     if stored.shape != (sum(lengths),) or stored.dtype.kind not in "iu" or int(stored.min()) < 0:
-        raise UsageError(
-            f"trace {path}: steps is {stored.dtype}{list(stored.shape)}, expected whole numbers"
-            f" from 0, [{sum(lengths)}]"
+        raise _refusal(
+            path,
+            f"steps is {stored.dtype}{list(stored.shape)}, expected whole numbers"
+            f" from 0, [{sum(lengths)}]",
         )
     steps: Steps = stored.astype(np.int64)
     inside = np.ones(len(steps), bool)
     inside[np.cumsum((0, *lengths))[:-1] % len(steps)] = False  # the first of each text
     if (np.diff(steps, prepend=0) < 0)[inside].any():
-        raise UsageError(f"trace {path}: steps fall within a text")
+        raise _refusal(path, "steps fall within a text")
     return steps
 
 
@@ -183,7 +200,7 @@ def _seconds(
         return None
     least = [int(steps.max()) + 1, layers]
     if stored.dtype.kind != "f" or stored.ndim != 2 or stored.shape[1] != layers:
-        raise UsageError(f"trace {path}: gate_seconds is {stored.dtype}{list(stored.shape)}")
+        raise _refusal(path, f"gate_seconds is {stored.dtype}{list(stored.shape)}")
     if len(stored) < least[0]:
-        raise UsageError(f"trace {path}: {least[0]} steps, gate_seconds of {len(stored)}")
+        raise _refusal(path, f"{least[0]} steps, gate_seconds of {len(stored)}")
     return stored.astype(np.float64)

@@ -64,7 +64,7 @@ def _hit_rate(reading: Reading, verdict: Verdict) -> View:
         _row("misses", reading, lambda s: per_second(s.per_second(s.misses))),
         _row("evictions", reading, lambda s: per_second(s.per_second(s.evictions))),
         _row("late misses", reading, lambda s: format_share(ratio(s.late, s.misses))),
-        _row("bypassed", reading, lambda s: format_share(ratio(s.bypassed, s.misses))),
+        _row("bypassed", reading, lambda s: format_share(s.bypassed_share)),
     )
     gauge = (f"slots {cache.resident} of {cache.slots}", ratio(cache.resident, cache.slots))
     title, trend = "hit rate", reading.hit_rates

@@ -136,7 +136,12 @@ def test_weights_that_are_hard_to_code_stay_within_bounds(
     [
         (("--text", "nothing.txt"), "nothing.txt: No such file"),
         (("--text", "empty.txt"), "empty.txt has 0 tokens"),
-        (("--text", "made-up.txt", "--against", "."), "is not packed, so it has no source"),
+        (("--text", "latin.txt"), "text latin.txt: not UTF-8 text (byte 1)"),
+        (("--text", "zeros.txt"), "text zeros.txt: not text (it has zero bytes)"),
+        (
+            ("--text", "empty.txt", "--against", str(DEMO_MODEL)),
+            "is not packed, so it has no source",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
@@ -148,6 +153,8 @@ def test_what_cannot_be_measured_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("")
+    Path("latin.txt").write_bytes("né".encode("latin-1"))
+    Path("zeros.txt").write_bytes(bytes(8))
     result = miractl("bench", "quality", str(DEMO_MODEL), *arguments)
     assert result.exit_code == 2
     assert says in result.stderr

@@ -63,6 +63,21 @@ def test_numbers_that_are_none_are_refused(path: Path) -> None:
         read_memory(path, MODEL)
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**60, 0.5])
+def test_counts_that_no_run_has_are_refused(path: Path, wrong: float) -> None:
+    counts = MEMORY.activations.astype(type(wrong))
+    counts[1, 2] = wrong
+    write_memory(path, MODEL, dataclasses.replace(MEMORY, activations=counts))
+    with pytest.raises(UsageError, match=r"damaged: .*tokens of an expert"):
+        read_memory(path, MODEL)
+
+
+def test_a_memory_says_of_how_many_tokens_it_is() -> None:
+    assert MEMORY.describe(top_k=2) == "heat, counts and what was learned of 3 tokens"
+    one = Memory(HEAT, np.ones((2, 4), np.int64))
+    assert one.describe(top_k=4) == "heat and counts of 1 token"
+
+
 def test_other_versions_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("miractl.policy.memory.VERSION", 2)
     with pytest.raises(UsageError, match="version 1, this miractl reads 2"):
@@ -95,5 +110,11 @@ def test_a_heat_export_is_read_and_never_written(tmp_path: Path) -> None:
 def test_an_export_of_another_model_is_refused(tmp_path: Path, rows: list[tuple[int, int]]) -> None:
     with pytest.raises(UsageError, match="warm heat"):
         read_memory(export(tmp_path / "heat.csv", rows), MODEL)
+    path = export(tmp_path / "heat.csv", [(layer, e) for layer in (1, 3) for e in range(4)])
+    for wrong in ("-7", "1" * 18, "1" * 30):
+        path.write_text(path.read_text().replace(",33", f",{wrong}"))
+        with pytest.raises(UsageError, match="warm heat"):
+            read_memory(path, MODEL)
+        path.write_text(path.read_text().replace(f",{wrong}", ",33"))
     with pytest.raises(UsageError, match="No such file"):
         read_memory(tmp_path / "none.csv", MODEL)

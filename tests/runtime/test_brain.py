@@ -63,6 +63,7 @@ def test_a_recording_replayed_has_the_hits_of_the_run(
     assert abs(rate - facts.cache.hits / facts.cache.lookups) <= 0.001
     assert 0.2 < rate < 0.95
     assert trace.lengths == (34, 34, 34, 34)
+    assert trace.expert_bytes == plan.expert_bytes
 
 
 def full(*_: Any) -> None:
@@ -134,6 +135,29 @@ def test_a_memory_that_cannot_be_kept_is_one_line(
     assert [message.partition(":")[0] for message in caplog.messages] == [
         f"cannot write {tmp_path / 'gone' / 'warm.npz'}"
     ]
+
+
+def test_a_start_says_what_it_knows_and_an_end_what_it_keeps(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "warm.npz"
+    with caplog.at_level(logging.INFO, "miractl.runtime.brain"):
+        first = load(folder, 33, policy="lru", warm_heat=path)
+        answer(first, texts=0, tokens=3)
+        first.close()
+        load(folder, 33, policy="lru", warm_heat=path).close()
+    known = "heat and counts of 22 tokens"  # two prompts of 9, and 2 more of each
+    assert caplog.messages == [
+        f"warm heat {path}: new, written at the end",
+        f"warm heat {path}: written, {known}",
+        f"warm heat {path}: {known}",
+        f"warm heat {path}: written, {known}",
+    ]
+
+
+def test_static_names_the_memory_that_is_not_there(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"policy static goes by .* no .*none\.npz"):
+        load(folder, 33, policy="static", warm_heat=tmp_path / "none.npz")
 
 
 def test_static_keeps_what_an_earlier_run_used_most(folder: Path, tmp_path: Path) -> None:

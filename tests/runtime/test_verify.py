@@ -39,5 +39,5 @@ def test_a_wrong_expert_in_a_slot_fails_the_proof(
 
 def test_a_folder_that_is_not_there_is_one_line(miractl: Callable[..., Result]) -> None:
     result = miractl("verify", "./nowhere")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("error: no model folder 'nowhere'")

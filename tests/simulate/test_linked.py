@@ -89,10 +89,27 @@ def test_without_a_profile_a_layer_takes_its_part_of_the_token() -> None:
     assert any("--token-time over 24 layers" in note for note in setting.assumptions)
 
 
+def test_a_recording_says_how_large_an_expert_is() -> None:
+    trace, routing = trace_of("my/own")
+    trace = replace(trace, expert_bytes=10**6)
+    setting, slots = setting_for(Asked(0.048, profile=load_profile("a10")), trace, routing)
+    assert setting.expert_bytes == 10**6
+    assert setting.compute == pytest.approx(2e-3)
+    assert setting.transfer == pytest.approx(10**6 / (0.8 * 31.5e9), rel=0.01)
+    assert slots is None
+    assert any("see --slots" in note for note in setting.assumptions)
+    linked, _ = setting_for(Asked(0.05, link=1e9), trace, routing)
+    assert linked.transfer == 1e-3
+    # What a slot of the planned card takes goes before what one took where it was recorded.
+    known = replace(trace, model="gpt-oss-20b")
+    planned, _ = setting_for(Asked(0.05, profile=load_profile("a10")), known, routing)
+    assert planned.expert_bytes > 10**7
+
+
 def test_a_profile_that_is_of_no_help_is_refused() -> None:
     a10 = load_profile("a10")
     trace, routing = trace_of(None)
-    with pytest.raises(UsageError, match="a model whose sizes are known, got none"):
+    with pytest.raises(UsageError, match="its model is none of Mixtral-8x7B, "):
         setting_for(Asked(0.05, profile=a10), trace, routing)
     trace, routing = trace_of("Qwen3-30B-A3B")
     with pytest.raises(UsageError, match="has 48 layers of 128 experts"):

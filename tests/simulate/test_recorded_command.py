@@ -58,7 +58,8 @@ def test_without_a_word_it_takes_the_slots_of_the_server(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--policy", "belady"], "no policy 'belady'"),
+        (["--policy", "lru,optimum"], "--policy optimum knows the future"),
+        (["--policy", "beladi"], "no policy 'beladi'"),
         (["--csv"], "prints a table or JSON"),
         (["--slots", "9"], "9 is not 1 to 8 a layer"),
     ],

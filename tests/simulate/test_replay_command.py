@@ -39,6 +39,12 @@ def test_without_a_trace_it_is_the_demo_models(miractl: Miractl) -> None:
     assert rates["lru"] + 0.05 < rates["learned"] < rates["optimum"]
 
 
+def test_the_demo_models_trace_can_be_played_on_a_card(miractl: Miractl) -> None:
+    options = ("--slots", "25%", "--policy", "lru", "--json")
+    (trace,) = json.loads(miractl("replay", "--profile", "a10", *options).stdout)["traces"]
+    assert trace["link"]["expert_bytes"] == 122_880
+
+
 def test_the_table(trace: str, miractl: Miractl) -> None:
     result = miractl("replay", trace, "--slots", "25%")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -51,6 +57,12 @@ def test_the_table(trace: str, miractl: Miractl) -> None:
     worst = next(line for line in lines if line.startswith("worst layers: "))
     assert {part.split()[0] for part in worst[14:].split(", ")} == {"1", "2", "5"}
     assert "slots a layer: of LRU's" in lines[-1]
+
+
+def test_one_is_no_plural(trace: str, miractl: Miractl) -> None:
+    lines = miractl("replay", trace, "--slots", "1").stdout.splitlines()
+    assert lines[3].startswith("1 slot a layer, 3 in all")
+    assert " 1 slot a layer: of LRU's" in lines[-1]
 
 
 def test_json_says_the_same_and_more(trace: str, miractl: Miractl) -> None:
@@ -139,15 +151,19 @@ def test_the_picture_overwrites_no_trace_and_no_device(
         (("--policy", "lur"), "--policy: no policy 'lur'"),
         (("--slots", "17"), "--slots: 17 is not 1 to 16 a layer"),
         (("--slots", "0"), "--slots: 0 is not 1 to 16 a layer"),
-        (("--slots", "much"), "--slots: 'much'"),
-        (("--link", "10GB/s"), "--expert-size is missing"),
+        (("--slots", "much"), "--slots: 'much' is no share above 0% and no whole number"),
+        (("--slots", "0%"), "a share like 25%, or a whole number"),
+        (("--slots", "2.5"), "a share like 25%, or a whole number"),
+        (("--csv", "--json"), "--csv and --json are two forms of the same"),
+        (("--token-time", "0ms"), "--token-time: '0ms' is nothing"),
+        (("--link", "10GB/s"), "t.npz does not say how large an expert is"),
         (("--expert-size", "10MB"), "--link is missing"),
         (("--link", "10GB", "--expert-size", "1MB"), "--link: '10GB' needs a unit"),
         (("--token-time", "5"), "--token-time: '5'"),
         (("--layer-time", "5ms"), "--layer-time needs a link"),
         (("--link", "0GB/s", "--expert-size", "1MB"), "--link: '0GB/s' is nothing"),
         (("--profile", "a11"), "no profile 'a11'"),
-        (("--profile", "a10"), "a model whose sizes are known, got some/model"),
+        (("--profile", "a10"), "some/model is none of Mixtral-8x7B, "),
     ],
 )
 def test_wrong_usage_is_one_line(

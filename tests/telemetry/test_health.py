@@ -40,7 +40,10 @@ def test_the_healthy_hit_rate_is_the_share_that_fits() -> None:
             {"cache": LOW, "prefetch": {"wasted": 900, "wasted_bytes": 900 * MIB}},
             "lower max_staged_experts, or turn prefetch off",
         ),
-        ({"cache": LOW | {"bypassed": 2000}}, "lower heat_decay_factor"),
+        (
+            {"cache": LOW | {"bypassed": 2000}},
+            "2000 of 3620 newcomers found the slots held by older experts: lower heat_decay_factor",
+        ),
         ({"cache": LOW | {"waves": 100}}, "more experts than there are slots (100 extra passes)"),
         (
             {"cache": LOW | {"evictions": 2000}},

@@ -84,3 +84,11 @@ def test_a_restart_is_seen(new: object) -> None:
 
 def test_the_next_snapshot_is_no_restart() -> None:
     assert not restarted(BASE, later(BASE))
+
+
+def test_who_was_bypassed_is_a_share_of_all_who_came() -> None:
+    """Bets that were used are no misses, and can be bypassed too."""
+    cache = {"hits": 3900, "misses": 100, "bypassed": 110}
+    span = Span.between(None, changed(BASE, cache=cache))
+    assert span.newcomers == 100 + 420
+    assert span.bypassed_share == 110 / 520

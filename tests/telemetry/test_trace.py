@@ -63,6 +63,8 @@ def test_ids_alone_will_do(tmp_path: Path) -> None:
         ({"topk_ids": IDS.astype(int) - 1}, "expert -1 of n/a"),
         ({"meta": json.dumps({"experts": 3})}, "expert 3 of 3"),
         ({"meta": "["}, "meta is no JSON object"),
+        ({"meta": json.dumps({"expert_bytes": 0})}, "meta has experts of 0 bytes"),
+        ({"meta": json.dumps({"expert_bytes": "2MB"})}, "meta has experts of '2MB' bytes"),
         ({"meta": json.dumps({"layer_indices": [1]})}, "1 layer indices for 2 layers"),
         ({"topk_probs": np.ones((3, 2))}, r"topk_probs is float64\[3, 2\]"),
         ({"topk_probs": np.full(IDS.shape, np.nan)}, "not all finite"),
@@ -78,8 +80,9 @@ def test_ids_alone_will_do(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=said) as caught:
         read_trace(write(tmp_path, **arrays))
+    assert caught.value.hint == "record one: miractl serve --record-trace FILE"
 
 
 def test_files_that_are_no_trace(tmp_path: Path) -> None:
