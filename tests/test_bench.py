@@ -150,7 +150,7 @@ def test_decode(tmp_path: Path, miractl: Run, monkeypatch: pytest.MonkeyPatch) -
     assert 0 < decode["tokens_per_second"]["low"] <= decode["tokens_per_second"]["median"]
     assert found["contenders"]["transformers"]["cache"] is None
     text = miractl(*arguments).stdout
-    assert text.startswith("small on cpu in float32, 1 threads, sets x ways 1 x ")
+    assert text.startswith("small on cpu in float32, 1 thread, sets x ways 1 x ")
     assert "times transformers: prefill " in text
 
 

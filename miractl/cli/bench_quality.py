@@ -85,11 +85,11 @@ def _words(found: "Quality") -> str:
 
     text = found.text
     lines = [
-        f"{text.name}: {text.predicted:,} tokens, {text.nbytes:,} bytes",
+        f"{text.name}: {text.predicted:,} tokens, {text.nbytes:,} bytes, in {text.sample}",
         f"bits per byte  {found.bits_per_byte:.4f}",
     ]
     if found.source is not None:
-        lines.append(f"source         {found.source:.4f}, so {found.change:+.3%}")
+        lines.append(f"source         {found.source:.4f}, so {found.change:+.3%} ({found.caveat})")
     if found.errors:
         rows = [
             (e.layer, e.expert, e.parameter, f"{e.relative:.2%}", f"{e.largest:.3f}")
@@ -111,6 +111,9 @@ def _facts(model: Path, found: "Quality") -> dict[str, object]:
         "bytes": found.text.nbytes,
         "bits_per_byte": found.bits_per_byte,
         "source_bits_per_byte": found.source,
+        "windows": len(found.text.windows),
+        "windows_of_text": found.text.fitting,
         "change": found.change,
+        "change_standard_error": found.noise,
         "errors": [dataclasses.asdict(error) for error in found.errors],
     }

@@ -143,9 +143,10 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _format(geometry: "Geometry") -> str | None:
     stored = geometry.format
-    if stored.name is None or stored.name == stored.dtype:
+    dense = "attention and head int8 blocks, " if geometry.dense else ""
+    if not dense and (stored.name is None or stored.name == stored.dtype):
         return stored.name
-    return f"experts {stored.name}, the rest {stored.dtype or 'n/a'}"
+    return f"experts {stored.name or 'n/a'}, {dense}the rest {stored.dtype or 'n/a'}"
 
 
 def _bytes(size: int | None) -> str | None:

@@ -105,8 +105,13 @@ def _words(manifest: "Manifest") -> str:
 
     return (
         f"{manifest.folder}: {manifest.count:,} experts {describe(manifest)}, "
-        f"{format_bytes(manifest.record.nbytes)} each, {format_bytes(manifest.nbytes)} in all"
+        f"{format_bytes(manifest.record.nbytes)} each; experts {format_bytes(manifest.nbytes)}, "
+        f"{format_bytes(_folder_bytes(manifest.folder))} in all"
     )
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _facts(manifest: "Manifest") -> dict[str, object]:
@@ -118,5 +123,6 @@ def _facts(manifest: "Manifest") -> dict[str, object]:
         "experts": manifest.count,
         "record_bytes": manifest.record.nbytes,
         "expert_bytes": manifest.nbytes,
+        "bytes": _folder_bytes(manifest.folder),
         "source": dict(manifest.source),
     }

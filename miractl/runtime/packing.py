@@ -169,8 +169,16 @@ def _check_space(job: _Job) -> None:
         raise MiractlError(
             f"the pack needs {format_bytes(need)}, {format_bytes(free)} is free in "
             f"{job.target.parent}",
-            hint="pack to another disk, or with --experts int4",
+            hint=_smaller(job),
         )
+
+
+def _smaller(job: _Job) -> str:
+    """Where a pack has room, and which options that were not used make it smaller."""
+    options = ["--experts int4"] if job.manifest.kind != "int4" else []
+    if not job.manifest.dense and dense_shapes(job.checkpoint.outline.model):
+        options.append("--dense int8")
+    return "pack to another disk" + (f", or with {' '.join(options)}" if options else "")
 
 
 def _begin(job: _Job) -> None:

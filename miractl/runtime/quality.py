@@ -1,7 +1,8 @@
 """What packing cost: bits per byte of a text, and the error of every expert's matrices."""
 
 import math
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,25 +14,36 @@ from miractl.policy.keys import ExpertKey
 from miractl.runtime.engine import Engine, EngineOptions, load_tokenizer
 from miractl.runtime.loading import Checkpoint, read_outline
 from miractl.runtime.packing import describe_source
+from miractl.units import counted
 
 WINDOW = 512  # tokens that are predicted from each other
 WORST = 5  # experts that are named
+NOISE = 2  # standard errors within which a change says nothing
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Windows of a text, [1, n] token ids each, and the bytes that their predicted tokens are."""
+    """Windows of a text, [1, n] token ids each, and the bytes that their predicted tokens are.
+
+    They are a sample of the `fitting` windows that the text has.
+    """
 
     name: str
     windows: tuple[torch.Tensor, ...]
     nbytes: int
+    fitting: int
 
     @property
     def predicted(self) -> int:
         """Tokens that are predicted: all but the first of each window."""
         return sum(window.shape[1] - 1 for window in self.windows)
+
+    @property
+    def sample(self) -> str:
+        """How much of the text was read, in words."""
+        return f"{len(self.windows):,} of {counted(self.fitting, 'window')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +59,28 @@ class ExpertError:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What was measured. `source` and `errors` only where there is a source to compare with."""
+    """What was measured. `source` and `errors` only where there is a source to compare with.
+
+    `noise` is the standard error of `change` over the windows, None for a single one.
+    """
 
     text: Text
     bits_per_byte: float
     source: float | None = None
+    noise: float | None = None
     errors: tuple[ExpertError, ...] = ()  # one a matrix, the largest first
 
     @property
     def change(self) -> float | None:
         """Bits per byte beside the source's: 0.01 is 1 % worse."""
         return None if self.source is None else self.bits_per_byte / self.source - 1
+
+    @property
+    def caveat(self) -> str:
+        """What the change can be worth, in words."""
+        if self.noise is None:
+            return "one window alone: a small change may be noise"
+        return f"a change below {NOISE * self.noise:.3%} is noise of which windows were read"
 
 
 def measure(
@@ -76,13 +99,23 @@ def measure(
     if against is not None:
         _refuse_another_source(options.model_path, against)
     text = windows_of(options.model_path, name, content, tokens)
-    source: float | None = None
-    errors: tuple[ExpertError, ...] = ()
-    if against is not None:
-        source = _bits(replace(options, model_path=against), text, "source", progress)
-        found = expert_errors(options.model_path, against, progress)
-        errors = tuple(sorted(found, key=lambda error: -error.relative))
-    return Quality(text, _bits(options, text, "model", progress), source, errors)
+    if against is None:
+        return Quality(text, sum(_bits(options, text, "model", progress)) / text.nbytes)
+    theirs = _bits(replace(options, model_path=against), text, "source", progress)
+    found = expert_errors(options.model_path, against, progress)
+    errors = tuple(sorted(found, key=lambda error: -error.relative))
+    ours = _bits(options, text, "model", progress)
+    sums = sum(ours) / text.nbytes, sum(theirs) / text.nbytes
+    return Quality(text, *sums, noise_of(ours, theirs), errors)
+
+
+def noise_of(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Standard error of sum(ours) / sum(theirs) - 1 over windows, as a ratio estimator has it."""
+    if len(ours) < 2:
+        return None
+    ratio = sum(ours) / sum(theirs)
+    rest = [a - ratio * b for a, b in zip(ours, theirs, strict=True)]
+    return math.sqrt(len(rest)) * statistics.stdev(rest) / sum(theirs)
 
 
 def windows_of(folder: Path, name: str, content: str, tokens: int) -> Text:
@@ -96,23 +129,23 @@ def windows_of(folder: Path, name: str, content: str, tokens: int) -> Text:
     chosen = [n * fitting // min(most, fitting) for n in range(min(most, fitting))]
     windows = tuple(torch.tensor([ids[n * length : (n + 1) * length]]) for n in chosen)
     decoded = (str(tokenizer.decode(window[0, 1:])) for window in windows)
-    return Text(name, windows, sum(len(words.encode()) for words in decoded))
+    return Text(name, windows, sum(len(words.encode()) for words in decoded), fitting)
 
 
 @torch.no_grad()
-def _bits(options: EngineOptions, text: Text, what: str, progress: Progress | None) -> float:
-    """Bits per byte of the text."""
-    engine, bits = Engine.load(options), 0.0
+def _bits(options: EngineOptions, text: Text, what: str, progress: Progress | None) -> list[float]:
+    """Bits of each window of the text."""
+    engine, bits = Engine.load(options), []
     try:
         for done, window in enumerate(text.windows, start=1):
             logits = engine.model(window.to(engine.model.device)).logits[0, :-1].float().cpu()
             loss = torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum")
-            bits += float(loss) / math.log(2)
+            bits.append(float(loss) / math.log(2))
             if progress is not None:
                 progress(f"{what}: windows", done, len(text.windows))
     finally:
         engine.close()
-    return bits / text.nbytes
+    return bits
 
 
 def expert_errors(
@@ -165,15 +198,17 @@ def _refuse_another_source(folder: Path, against: Path) -> None:
 
 def card_section(quality: Quality) -> str:
     """What a card says of it."""
-    text, windows = quality.text, len(quality.text.windows)
+    text = quality.text
     lines = [
-        f"`{text.name}`: {text.predicted:,} tokens ({text.nbytes:,} bytes) in {windows} windows, "
+        f"`{text.name}`: {text.predicted:,} tokens ({text.nbytes:,} bytes) in {text.sample}, "
         "float32.",
         "",
         f"- bits per byte: {quality.bits_per_byte:.4f}",
     ]
     if quality.source is not None:
-        lines.append(f"- of the source: {quality.source:.4f}, so {quality.change:+.3%}")
+        lines.append(
+            f"- of the source: {quality.source:.4f}, so {quality.change:+.3%} ({quality.caveat})"
+        )
     if quality.errors:
         mean = sum(error.relative for error in quality.errors) / len(quality.errors)
         lines += [

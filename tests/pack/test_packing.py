@@ -20,6 +20,7 @@ from miractl.errors import MiractlError
 from miractl.runtime import packing, record_file
 from miractl.runtime.engine import Engine
 from miractl.runtime.packing import pack
+from miractl.units import format_bytes
 from tests.runtime.models import make_model, options
 
 POINTS = ("posix_fallocate", "pwrite", "fsync", "replace", "rename")
@@ -211,6 +212,10 @@ def test_a_small_file_system(tmp_path: Path, source: Path) -> None:
         with pytest.raises(MiractlError, match=r"the pack needs .* is free in"):
             pack(source, disk / "packed", "int4")
         assert not any(disk.iterdir())
+        for kind, advice in (("int8", "another disk, or with --experts int4"), ("int4", "disk")):
+            with pytest.raises(MiractlError) as caught:
+                pack(source, disk / "packed", kind)
+            assert str(caught.value.hint).endswith(advice)
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(packing, "_check_space", lambda job: None)
             with pytest.raises(MiractlError, match="no space left for"):
@@ -302,7 +307,13 @@ def test_the_command_says_what_it_made(
 ) -> None:
     result = miractl("pack", str(source), "-o", str(tmp_path / "packed"), "--experts", "int4")
     assert result.exit_code == 0, result.output
-    assert "24 experts packed as int4 (i4k, groups of 32), 8 KiB each, 192 KiB" in result.stdout
+    assert (
+        "24 experts packed as int4 (i4k, groups of 32), 8 KiB each; experts 192 KiB, "
+        in result.stdout
+    )
+    folder = tmp_path / "packed"
+    total = format_bytes(sum(path.stat().st_size for path in folder.iterdir()))
+    assert result.stdout.endswith(f", {total} in all\n")
     assert result.stderr == ""  # no terminal, no progress
 
 

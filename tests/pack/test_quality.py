@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from click.testing import Result
 from miractl.checkpoint.packed import RECORDS
 from miractl.paths import DEMO_MODEL
 from miractl.runtime.packing import pack
-from miractl.runtime.quality import expert_errors
+from miractl.runtime.quality import expert_errors, noise_of
 from tests.runtime.models import make_model
 
 Run = Callable[..., Result]
@@ -64,7 +65,28 @@ def test_the_demo_model_loses_little(
     card = (packed / kind / "README.md").read_text()
     assert f"{found['change']:+.3%}" in card
     assert card.count("## Quality") == 1
-    assert miractl("inspect", str(packed / kind), "--verify-hashes").exit_code == 0
+    inspected = miractl("inspect", str(packed / kind), "--verify-hashes")
+    assert inspected.exit_code == 0
+    blocks = "experts int8, attention and head int8 blocks, the rest" in inspected.stdout
+    assert blocks == (kind == "int8-dense")
+
+
+def test_what_windows_differ_by_is_noise() -> None:
+    """Equal shifts are no noise; of two windows that shift apart, the mean is as uncertain."""
+    assert noise_of([1.0], [2.0]) is None
+    assert noise_of([1.1, 2.2, 3.3], [1.0, 2.0, 3.0]) == pytest.approx(0, abs=1e-12)
+    assert noise_of([101.0, 99.0], [100.0, 100.0]) == pytest.approx(0.01)
+
+
+def test_a_sample_of_windows_is_told(tmp_path: Path, packed: Path, miractl: Run) -> None:
+    (tmp_path / "long.txt").write_text(TEXT * 8)
+    result = miractl(
+        *("bench", "quality", str(packed / "int4"), "--text", str(tmp_path / "long.txt")),
+        *("--against", str(DEMO_MODEL), "--tokens", "1024"),
+    )
+    assert result.exit_code == 0, result.output
+    assert re.search(r"bytes, in 2 of \d+ windows\n", result.stdout)
+    assert "is noise of which windows were read)" in result.stdout
 
 
 def test_a_ruined_expert_shows(tmp_path: Path, miractl: Run) -> None:
