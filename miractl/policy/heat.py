@@ -115,7 +115,9 @@ class HeatTable:
         A step of B tokens activates a share 1 - (1 - k/E)^B of a layer's experts instead of k/E,
         so scores rise alike for all and the line between hot and cold rises with them.
         """
-        spread = (1 - (1 - self._share) ** max(1.0, self._tokens)) / self._share
+        if self._tokens <= 1:
+            return self.base_threshold  # exactly: scores are sums of tenths
+        spread = (1 - (1 - self._share) ** self._tokens) / self._share
         ceiling = max(THRESHOLD_CEILING, self.base_threshold)
         return float(min(ceiling, self.base_threshold * spread))
 
