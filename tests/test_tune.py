@@ -171,7 +171,7 @@ def test_slots_that_leave_no_choice(measured: Any, miractl: Run) -> None:
     ("arguments", "words"),
     [
         (("--quick", "--minutes", "3"), "--quick and --minutes both say how long"),
-        (("-o", "none/t.yaml"), "no folder 'none'"),
+        (("-o", "none/t.yaml"), "there is no folder none"),
         (("-o", "t.json"), "'t.json' does not end in .yaml"),
         (("--prompts", "none.txt"), "prompts none.txt: No such file"),
         (("--prompts", "blank.txt"), "prompts blank.txt: there is no text in it"),

@@ -29,6 +29,7 @@ from miractl.cli.tune_report import (
     verdict,
 )
 from miractl.errors import UsageError
+from miractl.outfile import check_target
 from miractl.output import Output
 from miractl.plan.tuning import best_of, conclude
 
@@ -211,8 +212,8 @@ def _check_target(output: Path | None) -> None:
     """Raise UsageError for a file that could not be written in the end."""
     if output is None and Path(DEFAULT_FILE).exists():
         raise UsageError(f"{DEFAULT_FILE} is there already", hint="-o FILE says where to write")
-    if output is not None and not output.parent.is_dir():
-        raise UsageError(f"--output: no folder {str(output.parent)!r}")
+    if output is not None:
+        check_target(output)
     if output is not None and output.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--output: {str(output)!r} does not end in .yaml", hint="-o tuned.yaml")
 

@@ -3,6 +3,7 @@
 from miractl.telemetry.timeline import Account, Machine, bounds
 from miractl.units import format_share
 
+SOURCES = {"disk": "the disk", "host": "the link", "emulated": "the emulated link"}
 BOUND = 0.5  # share of the time from which on a resource or a part is what binds
 
 
@@ -13,7 +14,7 @@ def verdict(account: Account, machine: Machine) -> str:
     if share["waiting"] >= BOUND:
         return (
             f"Bringing experts binds: {format_share(share['waiting'])} of the time is waiting for"
-            f" the {machine.transfer_source}. More slots (--expert-memory) or smaller experts"
+            f" {SOURCES[machine.transfer_source]}. More slots (--expert-memory) or smaller experts"
             " (miractl pack --experts int4) take it away."
         )
     memory = next((bound for bound in found if bound.resource == "memory"), None)
