@@ -11,14 +11,11 @@ from transformers import PreTrainedModel
 from miractl.errors import MiractlError, UsageError
 from miractl.native import available
 from miractl.policy.eviction import Brain
-from miractl.policy.foresight import Foresight
-from miractl.policy.heat import HeatTable
-from miractl.policy.markov import MarkovTable
+from miractl.policy.guessing import LEARNED, make_predictor
+from miractl.policy.heat import heat_for
 from miractl.policy.memory import Identity, read_memory, writable, write_memory
-from miractl.policy.position import Hybrid, PositionTable
-from miractl.policy.prediction import Popularity, Predictor, Shuffled
+from miractl.policy.prediction import Predictor
 from miractl.policy.registry import DEFAULT, STATIC, WITHOUT_LIBRARY, make_policy
-from miractl.policy.resampling import Resampled
 from miractl.runtime.lookahead import Lookahead, find_router
 
 if TYPE_CHECKING:
@@ -26,25 +23,6 @@ if TYPE_CHECKING:
     from miractl.runtime.loading import Outline
 
 log = logging.getLogger(__name__)
-
-TABLES: dict[str, Callable[[int, int, int], Predictor]] = {
-    table.mode: table for table in (MarkovTable, PositionTable, Hybrid, Popularity)
-}
-
-
-def heat_table(
-    outline: "Outline", parameters: Mapping[str, Any], clock: Callable[[], float]
-) -> HeatTable:
-    """The heat score of every expert, by the profile's parameters."""
-    return HeatTable(
-        len(outline.layers),
-        outline.experts,
-        outline.top_k,
-        clock=clock,
-        threshold=parameters["cache_threshold"],
-        window=parameters["prediction_window_ms"] / 1000,
-        decay=parameters["heat_decay_factor"],
-    )
 
 
 def default_policy() -> str:
@@ -77,7 +55,8 @@ def brain_for(
 
     Raises UsageError for a memory that does not belong to the model, or that static has not got.
     """
-    heat = heat_table(outline, options.parameters, clock)
+    sizes = len(outline.layers), outline.experts, outline.top_k
+    heat = heat_for(*sizes, options.parameters, clock)
     path, memory = options.warm_heat, None
     name = options.policy or default_policy()
     if path is not None:
@@ -123,18 +102,9 @@ def predictor_for(
             "%s: no router found beside the experts; predicting from the routing instead",
             outline.config.model_type,
         )
-        mode = "learned"
+        mode = LEARNED
     sizes = len(outline.layers), outline.experts, outline.top_k
-    predictor: Predictor
-    if mode in TABLES:
-        predictor = TABLES[mode](*sizes)
-    else:
-        predictor = Foresight(*sizes, horizon=parameters["prediction_horizon"])
-    if mode == "shuffle":
-        predictor = Shuffled(predictor, *sizes[:2])
-    if not parameters["dynamic_resampling"]:
-        return predictor
-    return Resampled(predictor, parameters["resample_interval_tokens"])
+    return make_predictor(mode, *sizes, parameters)
 
 
 def _lookahead(model: PreTrainedModel, outline: "Outline") -> Lookahead | None:

@@ -38,7 +38,7 @@ from miractl.runtime.host_tier import HostTier, refuse_too_large
 from miractl.runtime.loading import Checkpoint, Outline, read_outline
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.prefetch import Prefetcher
-from miractl.runtime.recording import Recording, recorder_for
+from miractl.runtime.recording import Recording, recorder_for, served_by
 from miractl.runtime.runner import LayerRuns
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
@@ -108,6 +108,10 @@ class Engine:
         layers, values = len(outline.layers), options.parameters
         self.arena: SlotArena | HostTier
         self.arena, transfers = self._transfers(sleep)
+        self.recording = None if recorder is None else Recording(recorder, layers, clock)
+        deciding = clock
+        if self.recording is not None:
+            transfers, deciding = self.recording.link(transfers), self.recording.clock
         self.compute = compute_for(layout, self.arena, outline.experts, pool)
         slots = sum(plan.ways) / layers
         self.policy = options.policy or default_policy()
@@ -118,24 +122,28 @@ class Engine:
             make_slots(plan.slots, ways, plan.staging_limit, self.brain),
             transfers,
             ExpertCounts(layers, outline.experts),
-            *(plan.expert_bytes, clock, self.stopwatch.begin),
+            *(plan.expert_bytes, deciding, self.stopwatch.begin),
             host=host_for(options, transfers),
         )
         self.prefetcher: Prefetcher | None = None
         if plan.staging_limit and (reason := why_not()):
             log.warning("nothing is prefetched: %s", reason)
         elif plan.staging_limit:
+            predictor = predictor_for(model, outline, values)
+            if self.recording is not None:
+                predictor = self.recording.guesses(predictor, outline.experts)
             self.prefetcher = Prefetcher(
-                *(self.cache, predictor_for(model, outline, values)),
+                *(self.cache, predictor),
                 confidence=values["prediction_confidence"],
                 horizon=values["prediction_horizon"],
-                clock=clock,
+                clock=deciding,
             )
         sequences = Sequences()
         sequences.watch(model)
         blocks = (model.get_submodule(name.rpartition(".")[0]) for name in outline.modules)
         watch(model, blocks, sequences, self.stopwatch)
-        self.recording = None if recorder is None else Recording(recorder, layers)
+        if self.recording is not None:
+            self.recording.begin(self.cache, served_by(self))
         runs = LayerRuns(
             *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch), self.recording
         )

@@ -60,20 +60,18 @@ class LayerRuns:
     ) -> torch.Tensor:
         limit = max(1, PART_BYTES // (ids.shape[1] * x.shape[1] * x.element_size()))
         with self._one_at_a_time:
-            step = self._record(layer, ids, scores)
+            step = self._record(layer, ids, scores, limit)
             then = None
             if self.prefetcher is not None:
                 self.prefetcher.settle(step)
                 then = partial(self.prefetcher.bet, step, x)
-            if len(ids) <= limit:
-                return self._step(module, x, step, scores, then)
             parts = []
-            for at in range(0, len(ids), limit):
-                s = slice(at, at + limit)
-                part = Routed(layer, step.ids[s], step.scores[s], step.segments, step.step)
-                parts.append(self._step(module, x[s], part, scores[s], then))
+            for rows, part in step.parts(limit):
+                parts.append(self._step(module, x[rows], part, scores[rows], then))
                 then = None
-            return torch.cat(parts)
+            if self.recording is not None:
+                self.recording.computed()
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _step(
         self,
@@ -88,8 +86,10 @@ class LayerRuns:
         groups = self.cache.serve(step, then)
         return self.compute.mix(step.layer, module, x, step.ids, scores, experts, groups)
 
-    def _record(self, layer: int, ids: torch.Tensor, scores: torch.Tensor) -> Routed:
+    def _record(self, layer: int, ids: torch.Tensor, scores: torch.Tensor, limit: int) -> Routed:
         cache, sequences = self.cache, self.sequences
+        if self.recording is not None:
+            scores = scores.to(torch.float16)  # as it is recorded: this decides, and computes not
         ids, scores = plain(ids, torch.int64), plain(scores, torch.float32)  # read back, once
         at = ids.data_ptr(), scores.data_ptr()
         segments = sequences.segments(len(ids))
@@ -100,5 +100,5 @@ class LayerRuns:
                 cache.counters.steps += 1
                 cache.counters.tokens += len(ids)
         if self.recording is not None:
-            self.recording.record(step, cache.residency.policy.seconds)
+            self.recording.record(step, cache.residency.policy.seconds, limit)
         return step

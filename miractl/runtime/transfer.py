@@ -76,7 +76,9 @@ class TransferStats:
 class Transfers(Protocol):
     """Experts on their way into slots, as the cache and the bets see them."""
 
-    stats: TransferStats
+    @property
+    def stats(self) -> TransferStats:
+        """Totals, as they are now."""
 
     @property
     def source(self) -> str:
@@ -224,8 +226,8 @@ class TransferQueue:
         return None
 
     def _begin(self, ticket: Ticket) -> None:
+        ticket.began_at = self._clock()  # before the state, which is read without the lock
         ticket.state = State.RUNNING
-        ticket.began_at = self._clock()
         if self._running == 0:
             self._busy_since = ticket.began_at
         self._running += 1

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from miractl.errors import UsageError
+from miractl.telemetry.served import NUMBERS
 from miractl.telemetry.trace import read_trace
 
 IDS = np.array([[[0, 1], [2, 3]], [[1, 0], [3, 1]], [[0, 2], [0, 1]]], dtype=np.uint8)
+SERVED = {
+    **{"policy": "lru", "ways": [2], "staged": 1, "prediction": None, "host": None, "warm": False},
+    "parameters": dict.fromkeys(NUMBERS, 1),
+}
 
 
 def write(path: Path, **arrays: Any) -> Path:
@@ -77,6 +82,12 @@ def test_ids_alone_will_do(tmp_path: Path) -> None:
         ({"steps": np.array([1, 0, 2])}, "steps fall within a text"),
         ({"steps": np.arange(3), "gate_seconds": np.ones((2, 2))}, "3 steps, gate_seconds of 2"),
         ({"steps": np.arange(3), "gate_seconds": np.ones((3, 1))}, "gate_seconds is float64"),
+        ({"rows": np.arange(2)}, r"rows is int64\[2\]"),
+        ({"tape": np.arange(2)}, r"tape is int64\[2\]"),
+        ({"meta": json.dumps({"served": {}})}, "meta has no 'ways'"),
+        ({"meta": json.dumps({"served": SERVED | {"ways": [-1]}})}, r"meta has sets of \[-1\]"),
+        ({"meta": json.dumps({"served": SERVED | {"policy": 3}})}, "meta has names"),
+        ({"meta": json.dumps({"counts": {"hits": 3}})}, "meta has counts"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
