@@ -13,9 +13,8 @@ from miractl.telemetry.trace import Trace
 def heated(trace: Trace, timestamp: float, token_seconds: float) -> ExpertTable:
     """Heat and activations of every expert when the recording ends, at unix `timestamp`.
 
-    Heat goes by the recorded times; in a recording without them a step takes `token_seconds`, and a
-    step is a token if it does not tell those either. What only a cache knows, such as hits, is None.
-    Raises UsageError as `routing_of`.
+    Heat goes by the recorded times; without them a step takes `token_seconds`, and without steps a
+    token is one. What only a cache knows, such as hits, is None. Raises UsageError as `routing_of`.
     """
     routing, clock = routing_of(trace), Clock()
     heat = HeatTable(routing.layers, routing.experts, routing.top, clock=clock)
