@@ -21,7 +21,7 @@ from miractl.units import format_bytes
 
 if TYPE_CHECKING:
     from miractl.runtime.engine import Engine, EngineOptions
-    from miractl.runtime.loading import Outline
+    from miractl.runtime.outline import Outline
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,12 @@ from miractl.telemetry.trace import read_trace
 
 IDS = np.array([[[0, 1], [2, 3]], [[1, 0], [3, 1]], [[0, 2], [0, 1]]], dtype=np.uint8)
 SERVED = {
-    **{"policy": "lru", "ways": [2], "staged": 1, "prediction": None, "host": None, "warm": False},
+    "policy": "lru",
+    "ways": [2],
+    "staged": 1,
+    "prediction": None,
+    "host": None,
+    "warm": False,
     "parameters": dict.fromkeys(NUMBERS, 1),
 }
 
