@@ -30,13 +30,15 @@ class Kind(IntEnum):
     LAYER = 0  # a layer begins: which, and how many of its tokens are computed at once
     CLOCK = 1  # time since the answer before
     SUBMIT = 2  # layer and expert of a transfer, which is named by how many came before
-    LOOK = 3  # seconds of a transfer, seconds waited; transfers whose state has changed, see below
+    LOOK = (
+        3  # seconds of a transfer, seconds waited, changed transfers; empty where all is as it was
+    )
     PENDING = 4  # demands and bets
     BACKLOG = 5  # seconds
     GUESS = 6  # 1 and experts and their probabilities, or 0 where there is none
 
 
-CHANGE = 4  # of LOOK: a transfer, its state, and when it began and finished, after the last CLOCK
+CHANGE = 4  # numbers: a transfer, its state, and when it began and finished, after the last CLOCK
 
 
 class PartedError(MiractlError):
@@ -137,8 +139,7 @@ class TapedLink:
 
     def __init__(self, tape: Tape, clock: TapedClock, link: Transfers | None = None) -> None:
         self._tape, self._clock, self._link = tape, clock, link
-        self.seconds_each = 0.0
-        self._waited = 0.0
+        self._times = [0, 0]  # of a transfer, and waited
         self._submitted = 0
         self._open: dict[int, TapedTicket] = {}  # by number, until they are over
 
@@ -148,10 +149,15 @@ class TapedLink:
         return "recording" if self._link is None else self._link.source
 
     @property
+    def seconds_each(self) -> float:
+        """As it was when the link was looked at."""
+        return self._times[0] / NANOSECONDS
+
+    @property
     def stats(self) -> TransferStats:
         """The link's; `waited_seconds` as it was when the link was looked at."""
         moved = TransferStats() if self._link is None else self._link.stats
-        return replace(moved, waited_seconds=self._waited)
+        return replace(moved, waited_seconds=self._times[1] / NANOSECONDS)
 
     @property
     def pending(self) -> tuple[int, int]:
@@ -225,15 +231,17 @@ class TapedLink:
             act()
             return self._seen()
 
-        each, waited, *changes = self._tape.take(Kind.LOOK, ask)
-        self.seconds_each, self._waited = each / NANOSECONDS, waited / NANOSECONDS
+        if not (seen := self._tape.take(Kind.LOOK, ask)):
+            return
+        each, waited, *changes = seen
+        self._times = [each, waited]
         for at in range(0, len(changes), CHANGE):
             self._change(*changes[at : at + CHANGE])
 
     def _seen(self) -> Numbers:
         link, clock = self._real, self._clock
-        times = link.seconds_each, link.stats.waited_seconds
-        seen = [round(seconds * NANOSECONDS) for seconds in times]
+        now = link.seconds_each, link.stats.waited_seconds
+        seen = [round(seconds * NANOSECONDS) for seconds in now]
         for number, ticket in self._open.items():
             real: Ticket = ticket.real
             state = real.state  # first: times are there before the state that they belong to
@@ -242,7 +250,7 @@ class TapedLink:
             began = clock.since(real.began_at) if state in (State.RUNNING, *MOVED) else 0
             finished = clock.since(real.finished_at) if state in MOVED else 0
             seen += (self._submitted - number, STATES.index(state), began, finished)
-        return seen
+        return [] if seen == self._times else seen
 
     def _change(self, back: int, state: int, began: int, finished: int) -> None:
         """Raises PartedError for what is no transfer."""

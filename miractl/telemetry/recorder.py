@@ -25,7 +25,6 @@ from miractl.outfile import check_new
 
 MOST_BYTES = 2**30
 CHUNK = 4096  # tokens written at a time
-DEFLATE = 1  # how hard to try: it is done while a step waits
 
 
 class Recorder:
@@ -41,7 +40,7 @@ class Recorder:
         self._sequences, self._steps, self._positions = array("q"), array("q"), array("q")
         self._rows = array("q")
         self._count = 0
-        self._deflate = zlib.compressobj(DEFLATE)
+        self._deflate = zlib.compressobj()
         try:
             self._tokens, self._seconds = _spool(path.parent), _spool(path.parent)
             self._tape = _spool(path.parent)
