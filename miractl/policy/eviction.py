@@ -5,6 +5,7 @@ A policy keeps a table of worth, changed when it is told of a step; who goes is 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -148,9 +149,9 @@ class Brain:
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
         self.seconds = 0.0  # of the heat's clock, when the last layer was recorded
-        self._recalled: Mapping[str, Tables] = {}
+        none = np.zeros_like(self.activations)
+        self._recalled = Memory(np.zeros_like(self.worth), none)  # of earlier runs
         self._told: list[tuple[int, Ids]] = []  # layers and their experts [k], not counted yet
-        self._before = np.zeros_like(self.activations)  # tokens of earlier runs
         self._feels_layers = isinstance(eviction, HeatEviction)
 
     def record(self, step: Routed) -> bool:
@@ -185,15 +186,20 @@ class Brain:
         self.heat.feedback(key.layer, key.expert, used)
 
     def remember(self) -> Memory:
-        """What the next run may start with; what another policy had learned stays in it."""
-        tables = {**self._recalled, **self.eviction.tables()}
-        return Memory(self.heat.scores(), self.activations + self._before, tables)
+        """What the next run may start with; what others had learned stays in it."""
+        tables = {**self._recalled.tables, **self.eviction.tables()}
+        return replace(
+            self._recalled,
+            heat=self.heat.scores(),
+            activations=self.activations + self._recalled.activations,
+            tables=tables,
+        )
 
     def recall(self, memory: Memory) -> None:
         """Start from an earlier run. Raises ValueError for tables that do not fit."""
         self.heat.restore(memory.heat)
         self.eviction.recall(memory.tables)
-        self._recalled, self._before = memory.tables, memory.activations
+        self._recalled = memory
 
     def close(self) -> None:
         """Stop what runs beside."""

@@ -6,10 +6,10 @@ from typing import Any
 from miractl.policy.foresight import Foresight
 from miractl.policy.markov import MarkovTable
 from miractl.policy.position import Hybrid, PositionTable
-from miractl.policy.prediction import Popularity, Predictor, Shuffled
+from miractl.policy.prediction import Popularity, Shuffled, TablePredictor
 from miractl.policy.resampling import Resampled
 
-TABLES: dict[str, Callable[[int, int, int], Predictor]] = {
+TABLES: dict[str, Callable[[int, int, int], TablePredictor]] = {
     table.mode: table for table in (MarkovTable, PositionTable, Hybrid, Popularity)
 }
 LEARNED, SHUFFLE = Foresight.mode, "shuffle"
@@ -18,10 +18,10 @@ MODES = (*TABLES, LEARNED, SHUFFLE)
 
 def make_predictor(
     mode: str, layers: int, experts: int, top_k: int, parameters: Mapping[str, Any]
-) -> Predictor:
+) -> TablePredictor:
     """One of MODES; its tables are sampled anew if the profile says so."""
     sizes = layers, experts, top_k
-    predictor: Predictor
+    predictor: TablePredictor
     if mode in TABLES:
         predictor = TABLES[mode](*sizes)
     else:

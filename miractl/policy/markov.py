@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.library import library
-from miractl.policy.prediction import LAST, Popularity, Probabilities, is_prompt, owned, union
+from miractl.policy.prediction import (
+    LAST,
+    Popularity,
+    Probabilities,
+    Tables,
+    is_prompt,
+    owned,
+    put_back,
+    union,
+)
 from miractl.policy.routing import Ids, Routed, Segment
 from miractl.policy.streams import Streams
 
@@ -36,6 +45,7 @@ class MarkovTable:
         shape = (layers, experts, experts)
         self._by_layer: Counts = np.full(shape, PRIOR, np.float32)
         self._by_token: Counts = np.full(shape, PRIOR, np.float32)
+        self._own = {"markov.by_layer": self._by_layer, "markov.by_token": self._by_token}
         self._starts = self._by_layer.ctypes.data, self._by_token.ctypes.data
         self._bytes = self._by_layer.strides[0]  # of a layer
         self._guess: Probabilities = np.zeros((3, experts))  # and scratch
@@ -87,6 +97,15 @@ class MarkovTable:
         for table in (self._by_layer, self._by_token):
             table -= (table - PRIOR) / 2
         self._popular.fade()
+
+    def tables(self) -> Tables:
+        """All counts."""
+        return {**self._own, **self._popular.tables()}
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says."""
+        put_back(self._own, tables)
+        self._popular.recall(tables)
 
     def _follow(self, step: Routed, part: Segment, ahead: int) -> Probabilities:
         ids, _ = step.addresses

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from miractl.policy.eviction import Brain
 from miractl.policy.guessing import LEARNED, make_predictor
 from miractl.policy.heat import heat_for
 from miractl.policy.memory import Identity, read_memory, writable, write_memory
-from miractl.policy.prediction import Predictor
+from miractl.policy.prediction import Predictor, TablePredictor
 from miractl.policy.registry import DEFAULT, STATIC, WITHOUT_LIBRARY, make_policy
 from miractl.runtime.lookahead import Lookahead, find_router
 
@@ -50,8 +51,11 @@ def brain_for(
     options: "EngineOptions",
     slots: float,
     clock: Callable[[], float],
+    predictor: Predictor | None,
 ) -> Brain:
     """The policy asked for, for `slots` experts a layer, and the heat; warm if there is a memory.
+
+    So is the predictor then, if it is one that remembers.
 
     Raises UsageError for a memory that does not belong to the model, or that static has not got.
     """
@@ -67,6 +71,8 @@ def brain_for(
     if memory is not None:
         try:
             brain.recall(memory)
+            if isinstance(predictor, TablePredictor):
+                predictor.recall(memory.guesses)
         except ValueError as error:
             brain.close()
             raise UsageError(f"warm heat {path}: {error}") from None
@@ -77,12 +83,15 @@ def brain_for(
 
 
 def remember(engine: "Engine") -> None:
-    """Keep what the brain knows for the next start, if asked to; the log has a line of it."""
+    """Keep what was learned for the next start, if asked to; the log has a line of it."""
     path = engine.options.warm_heat
     if path is None or not writable(path):
         return
     try:
         memory = engine.brain.remember()
+        if isinstance(engine.predictor, TablePredictor):
+            guesses = {**memory.guesses, **engine.predictor.tables()}
+            memory = replace(memory, guesses=guesses)
         write_memory(path, identity_of(engine.model, engine.outline), memory)
     except MiractlError as error:
         log.error("%s", error.message)

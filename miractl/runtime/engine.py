@@ -16,6 +16,7 @@ from miractl.native.kernels import Pool
 from miractl.native.layout import MatrixShape
 from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
+from miractl.policy.prediction import Predictor
 from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_slots
 from miractl.runtime import facts, timing
@@ -111,7 +112,8 @@ class Engine:
         self.compute = compute_for(layout, self.arena, outline.experts, pool)
         slots = sum(plan.ways) / layers
         self.policy = options.policy or default_policy()
-        self.brain = brain_for(model, outline, options, slots, clock)
+        self.predictor = self._predictor()
+        self.brain = brain_for(model, outline, options, slots, clock, self.predictor)
         self.stopwatch = Stopwatch(lambda: timing.moved(self.cache), clock, kernel_reads())
         ways = ways_for(self.policy, plan.ways, asked=options.sets is not None)
         self.cache = ExpertCache(
@@ -122,14 +124,9 @@ class Engine:
             host=host_for(options, transfers),
         )
         self.prefetcher: Prefetcher | None = None
-        if plan.staging_limit and (reason := why_not()):
-            log.warning("nothing is prefetched: %s", reason)
-        elif plan.staging_limit:
-            predictor = predictor_for(model, outline, values)
-            if self.recording is not None:
-                predictor = self.recording.guesses(predictor, outline.experts)
+        if self.predictor is not None:
             self.prefetcher = Prefetcher(
-                *(self.cache, predictor),
+                *(self.cache, self.predictor),
                 confidence=values["prediction_confidence"],
                 horizon=values["prediction_horizon"],
                 clock=deciding,
@@ -161,6 +158,18 @@ class Engine:
             else DiskMover(self.source, arena)
         )
         return arena, TransferQueue(mover, self._clock)
+
+    def _predictor(self) -> Predictor | None:
+        """What bets go by; None where there are none."""
+        if not self.plan.staging_limit:
+            return None
+        if (reason := why_not()) is not None:
+            log.warning("nothing is prefetched: %s", reason)
+            return None
+        found = predictor_for(self.model, self.outline, self.options.parameters)
+        if self.recording is None:
+            return found
+        return self.recording.guesses(found, self.outline.experts)
 
     @classmethod
     def load(

@@ -299,9 +299,7 @@ class TapedGuesses:
         return guess
 
     def fade(self) -> None:
-        """As the protocol says."""
-        if self._predictor is not None:
-            self._predictor.fade()
+        """There is nothing that it has learned."""
 
     def _ask(self, ahead: int) -> Numbers:
         assert self._predictor is not None
