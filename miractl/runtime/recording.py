@@ -13,7 +13,8 @@ from miractl.policy.keys import NOBODY
 from miractl.policy.prediction import Predictor
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
-from miractl.runtime.tape import Kind, TapedClock, TapedGuesses, TapedLink, WrittenTape, confirm
+from miractl.runtime.tape import Kind, TapedClock, TapedGuesses, WrittenTape, confirm
+from miractl.runtime.taped_link import TapedLink
 from miractl.runtime.transfer import Transfers
 from miractl.telemetry.recorder import MOST_BYTES, Recorder
 from miractl.telemetry.served import COUNTS, NUMBERS, Served

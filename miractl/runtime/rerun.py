@@ -23,7 +23,8 @@ from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.host_compute import HostCompute
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import totals
-from miractl.runtime.tape import Kind, PartedError, ReadTape, TapedClock, TapedGuesses, TapedLink
+from miractl.runtime.tape import Kind, PartedError, ReadTape, TapedClock, TapedGuesses
+from miractl.runtime.taped_link import TapedLink
 from miractl.simulate.driving import Clock, steps_of
 from miractl.simulate.study import routing_of
 from miractl.telemetry.trace import Trace
