@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from miractl.profiles import PARAMETERS
+
 # Of the profile's parameters those that decisions go by.
 NUMBERS = (
     *("cache_threshold", "prediction_window_ms", "heat_decay_factor", "prediction_confidence"),
@@ -32,6 +34,10 @@ class Served:
     warm: bool
     parameters: Mapping[str, float]
 
+    def fits(self, slots: int) -> bool:
+        """Whether so many slots can be divided so: one always serves a demand beside bets."""
+        return self.staged + (self.staged > 0) + sum(self.ways) <= slots
+
     def to_json(self) -> dict[str, Any]:
         """As it stands in the file."""
         return asdict(self)
@@ -41,15 +47,14 @@ class Served:
         """Raises ValueError for what is none."""
         try:
             ways, staged = tuple(facts["ways"]), facts["staged"]
-            parameters = {name: facts["parameters"][name] for name in NUMBERS}
+            given = facts["parameters"]
+            parameters = {name: PARAMETERS[name].check(given[name]) for name in NUMBERS}
             words = [facts[name] for name in ("policy", "prediction", "host")]
             warm = bool(facts["warm"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"no {error}") from None
         if not ways or any(type(way) is not int or way < 0 for way in (*ways, staged)):
             raise ValueError(f"sets of {list(ways)} and {staged} staged")
-        if not all(isinstance(number, int | float) for number in parameters.values()):
-            raise ValueError(f"parameters {parameters}")
         if not isinstance(words[0], str) or not all(isinstance(w, str | None) for w in words):
             raise ValueError(f"names {words}")
         return cls(words[0], ways, staged, words[1], words[2], warm, parameters)

@@ -93,6 +93,10 @@ def read_trace(path: Path) -> Trace:
     if indices is not None and len(indices) != ids.shape[1]:
         raise _refusal(path, f"{len(indices)} layer indices for {ids.shape[1]} layers")
     lengths = _lengths(path, len(ids), arrays.get("seq_lens"))
+    slots, (served, counts) = _slots(path, meta), _server(path, meta)
+    if slots and served and not served.fits(slots[0]):
+        sets = f"sets of {list(served.ways)} and {served.staged} staged"
+        raise _refusal(path, f"meta: {sets} do not fit {slots[0]} slots")
     steps = _steps(path, lengths or (len(ids),), arrays.get("steps"))
     rows, tape = arrays.get("rows"), arrays.get("tape")
     if rows is not None and (rows.shape != ids.shape[:1] or rows.dtype.kind not in "iu"):
@@ -110,11 +114,11 @@ def read_trace(path: Path) -> Trace:
         _positions(path, lengths, arrays.get("first_pos")),
         steps,
         _seconds(path, steps, ids.shape[1], arrays.get("gate_seconds")),
-        _slots(path, meta),
+        slots,
         _expert_bytes(path, meta),
         None if rows is None else rows.astype(np.int64),
         None if tape is None else tape.tobytes(),
-        *_server(path, meta),
+        *(served, counts),
         str(meta["lost"]) if meta.get("lost") else None,
     )
 
@@ -149,7 +153,7 @@ def _server(path: Path, meta: Mapping[str, Any]) -> tuple[Served | None, Mapping
             None if counts is None else counts_from(counts),
         )
     except ValueError as error:
-        raise _refusal(path, f"meta has {error}") from None
+        raise _refusal(path, f"meta: {error}") from None
 
 
 def _expert_bytes(path: Path, meta: Mapping[str, Any]) -> int | None:
