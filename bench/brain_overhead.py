@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from replay_speed import drawn
 
+from miractl.native.residency import Progress, State
 from miractl.output import table
 from miractl.policy.eviction import Brain
 from miractl.policy.foresight import Foresight
@@ -42,7 +43,7 @@ from miractl.runtime.cache import ExpertCache
 from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.lookahead import Lookahead
 from miractl.runtime.prefetch import Prefetcher
-from miractl.runtime.transfer import DEMAND, State, Ticket, TransferStats
+from miractl.runtime.transfer import DEMAND, Ticket, TransferStats
 
 SHAPES = {  # layers, experts, k
     "Qwen3-30B-A3B": (48, 128, 8),
@@ -60,10 +61,14 @@ class AtOnce:
     """A queue whose transfers are over when they are asked for. Tickets are not decisions: one."""
 
     def __init__(self) -> None:
-        self._ticket = Ticket(ExpertKey(0, 0), 0, State.DONE)
+        self._ticket = Ticket(ExpertKey(0, 0), 0, state=State.DONE)
         self.seconds_each, self.pending, self.stats = TRANSFER, (0, 0), TransferStats()
 
-    def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
+    def submit(
+        self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
+    ) -> Ticket:
+        if progress is not None:
+            progress.state[slot] = State.DONE
         return self._ticket
 
     def wait(self, ticket: Ticket) -> None:

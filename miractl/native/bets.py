@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from miractl.native.library import library
+from miractl.native.library import library, short_calls
 from miractl.native.predictor import BINS
 from miractl.native.replay import Outcome, Routing, routing_struct
+from miractl.native.residency import ResidencyTable, Settled
 
 Floats = NDArray[np.float32]
 ALLOWANCE = 0.008  # share of the time that bets may lose; a bound of 1 % with some to spare
@@ -23,7 +24,7 @@ PRICE = (
 FIRST_DEMAND = 0.5  # how often a layer has to fetch, before that is known
 
 _INTEGERS = ("layers", "experts", "classes", "most", "chunks")
-_ARRAYS = ("demand", "bins", "guess", "proposal", "hidden", "risk", "sure", "wanted")
+_ARRAYS = ("demand", "bins", "guess", "proposal", "hidden", "risk", "sure", "told", "chosen")
 _EVENTS = ("issued", "used", "late", "wasted", "cancelled", "demands")
 
 
@@ -73,7 +74,8 @@ class BetsState:
         self.hidden = np.zeros((layers, most))
         self.risk = np.zeros((layers, most))
         self.sure = np.zeros(experts)
-        self.wanted = np.zeros(experts, np.uint8)
+        self.told = np.zeros(experts, np.float32)
+        self.chosen = np.zeros(most, np.uint16)
 
 
 class Moment(ctypes.Structure):
@@ -118,12 +120,15 @@ class Bets:
             *(getattr(state, name) for name in (*_INTEGERS, *scalars)),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
-        self._chosen = np.zeros(state.most, np.uint16)
-        self._guesses = np.zeros(state.experts, np.float32)
         self._flags = np.zeros(state.experts, np.uint8)
-        buffers = self._guesses, self._flags, self._chosen
+        buffers = state.told, self._flags, state.chosen
         self._buffers = tuple(buffer.ctypes.data for buffer in buffers)
         self._address = ctypes.addressof(self._struct)
+        self._settled = Settled()
+        self._settled_at = ctypes.addressof(self._settled)
+        native = short_calls()
+        self._settle, self._place = native.mira_bets_settle, native.mira_bets_place
+        self._known, self._known_at = np.zeros(0), 0
 
     def __getattr__(self, name: str) -> Any:
         if name in ("balance", "worth", "switches", "withheld"):
@@ -151,9 +156,9 @@ class Bets:
             raise ValueError(f"Got {at.layer = }, {at.kind = }, {at.ahead = }")
         if guesses.shape != (state.experts,) or there.shape != (state.experts,):
             raise ValueError(f"Got guesses {guesses.shape}, there {there.shape}")
-        self._guesses[:], self._flags[:] = guesses, there
+        state.told[:], self._flags[:] = guesses, there
         count = self._library.mira_bets_choose(self._address, ctypes.addressof(at), *self._buffers)
-        found: list[int] = self._chosen[:count].tolist() if count else []
+        found: list[int] = state.chosen[:count].tolist() if count else []
         return found
 
     def judge(self, layer: int, wanted: Sequence[int], fetch: bool, transfer: float) -> None:
@@ -173,14 +178,33 @@ class Bets:
         """Enter time gained and lost into the ledger."""
         self._library.mira_bets_account(self._address, gained, lost, transfer)
 
-    def settle(self, layer: int, ids: int, count: int, there: NDArray[Any], *times: float) -> None:
-        """`judge` and `account` for a layer that wants the int64 at address `ids`, in one call.
+    def settle(
+        self, table: ResidencyTable, layer: int, ids: int, count: int, *times: float
+    ) -> Settled:
+        """A layer is routed to the int64 at address `ids`: `judge` and `account` the bets on it.
 
-        there [experts]: their roles. `times` are gained, lost if anything has to be fetched, and of
-        a transfer. Experts that do not exist are passed over.
+        Those that it has no use for are stale; `table.unwanted` names those of them that have not
+        begun. `times`: now, and of a transfer; 0 is not known, and nothing
+        is learned. Experts that do not exist are passed over. Overwritten by the next.
         """
-        np.copyto(self._flags, there)
-        self._library.mira_bets_settle(self._address, layer, ids, count, self._buffers[1], *times)
+        told = self._settled
+        told.layer, told.ids, told.count = layer, ids, count
+        told.now, told.transfer = times
+        self._settle(self._address, table.address, self._settled_at)
+        return told
+
+    def place(
+        self, table: ResidencyTable, at: Moment, guesses: NDArray[np.float64]
+    ) -> list[list[int]]:
+        """Bet on absent experts of a layer: those that are staged now, with their slots.
+
+        guesses [experts]: probabilities, contiguous; `at.room` becomes that of the table.
+        """
+        if guesses is not self._known:  # numpy is slow to tell an address
+            self._told = np.ascontiguousarray(guesses, np.float64)
+            self._known, self._known_at = guesses, self._told.ctypes.data
+        self._place(self._address, table.address, ctypes.addressof(at), self._known_at)
+        return table.fresh
 
     def calibrated(self, guess: float, kind: int = 0) -> float:
         """The probability that the record of a class makes of a guess."""

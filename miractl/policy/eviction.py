@@ -147,7 +147,8 @@ class Brain:
         self.admission, self.worth = eviction.admission, eviction.worth
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
-        self.seconds = 0.0  # of the heat's clock, when the last layer was recorded
+        self.seconds = heat.hold()  # of the heat's clock, when the last layer was recorded
+        heat.go_on()
         self._recalled: Mapping[str, Tables] = {}
         self._told: list[tuple[int, Ids]] = []  # layers and their experts [k], not counted yet
         self._before = np.zeros_like(self.activations)  # tokens of earlier runs
@@ -181,8 +182,8 @@ class Brain:
             self._warm(slice(None), len(step.ids))
 
     def feedback(self, key: ExpertKey, used: bool) -> None:
-        """Warm up what was bet on rightly, cool down what was not."""
-        self.heat.feedback(key.layer, key.expert, used)
+        """Warm up what was bet on rightly, cool down what was not, as of the last layer recorded."""
+        self.heat.feedback(key.layer, key.expert, used, self.seconds)
 
     def remember(self) -> Memory:
         """What the next run may start with; what another policy had learned stays in it."""

@@ -6,19 +6,20 @@ guards the slot table and the counters and is never held while bytes move or exp
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from miractl.native.residency import Status
+from miractl.native.residency import State, Status
 from miractl.policy.keys import ExpertKey
+from miractl.policy.prediction import Probabilities
 from miractl.policy.routing import Routed
 from miractl.policy.slots import Pairs, SlotTable
 from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
-from miractl.runtime.transfer import BACKGROUND, State, Ticket, Transfers
+from miractl.runtime.transfer import BACKGROUND, Ticket, Transfers
 
 NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
 FILLS = 4  # experts at most that are copied for later, once the host has computed them
-UNDER_WAY = (State.QUEUED, State.RUNNING)
+UNDER_WAY, ENDED = (State.QUEUED, State.RUNNING), (State.DONE, State.FAILED)
 
 
 class ExpertCache:
@@ -36,47 +37,39 @@ class ExpertCache:
     ) -> None:
         """`punch` is told which part of a step begins. `host`: what misses may be left to."""
         self.residency, self.transfers = residency, transfers
-        self.counts, self.counters, self.switches = counts, Counters(), SwitchTimes()
+        self.counts, self._counters, self.switches = counts, Counters(), SwitchTimes()
         self.expert_bytes = expert_bytes
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
         layers, experts = residency.hits.shape
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
-        self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
-        self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
+        self._tickets: dict[int, Ticket] = {}  # of staged experts, by slot
         self._host = host
         self._filling: dict[ExpertKey, Ticket] = {}  # residents whose bytes are on their way
 
-    def bet(self, layer: int, experts: Iterable[tuple[int, float]]) -> None:
-        """Stage absent experts of a layer, with their probabilities, as far as there is room."""
-        with self.lock:
-            for expert, probability in experts:
-                key = ExpertKey(layer, expert)
-                slot = self.residency.bet(key)
-                if slot is None and self._drop_bet(self._stale):
-                    slot = self.residency.bet(key)
-                if slot is None:
-                    return
-                self.tickets[key] = self.transfers.submit(key, slot, 1 - probability)
-                self.counters.issued += 1
-                self.counts.prefetched[key] += 1
+    @property
+    def counters(self) -> Counters:
+        """Totals since the start; what becomes of bets is counted by the slot table."""
+        counters, bets = self._counters, self.residency.bets
+        counters.issued, counters.used, counters.late = bets.issued, bets.used, bets.late
+        counters.wasted, counters.cancelled = bets.wasted, bets.cancelled
+        counters.wasted_bytes = bets.wasted * self.expert_bytes
+        return counters
 
-    def room_for_bets(self) -> int:
-        """How many bets may be placed, stale ones making way. The caller holds the lock."""
-        return self.residency.staging_limit - len(self.tickets) + len(self._stale)
+    def issue(self, layer: int, bets: Pairs, guesses: Probabilities) -> None:
+        """Bring staged experts of a layer, the likelier first. The caller holds the lock."""
+        keys, progress = self._keys[layer], self.residency.progress
+        for expert, slot in bets:
+            key, rank = keys[expert], 1 - float(guesses[expert])
+            self._tickets[slot] = self.transfers.submit(key, slot, rank, progress)
+            self.counts.prefetched[key] += 1
 
-    def drop_bets(self, layer: int, wanted: Collection[int]) -> None:
-        """A layer is routed: bets on it that it has no use for end, or are stale if they had begun.
-
-        `wanted` are its experts. The caller holds the lock.
-        """
-        for key, ticket in list(self.tickets.items()):
-            if key.layer != layer or key.expert in wanted:
-                continue
-            if self.transfers.cancel(ticket):
-                self._drop(key, ticket)
-            else:
-                self._stale.add(key)
+    def cancel_bets(self, layer: int, experts: Iterable[int]) -> None:
+        """End bets on a layer that have not begun. The caller holds the lock."""
+        for expert in experts:
+            key = self._keys[layer][expert]
+            if self.transfers.cancel(self._ticket(key)):
+                self.residency.drop(key)
 
     def serve(self, step: Routed, then: Callable[[], None] | None = None) -> Iterator[Pairs]:
         """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
@@ -150,16 +143,18 @@ class ExpertCache:
         The rest waits for another wave.
         """
         table, keys = self.residency, self._keys[step.layer]
-        self.counters.waves += not first
+        self._counters.waves += not first
         self.transfers.poll()
         status = table.ask(step) if first else table.ask_again()
         here = table.here
         coming = self._filled(step.layer, here, first) if self._filling else {}
+        if table.arrived:
+            self._use(keys, here[-table.arrived :])
         if status == Status.CALLED:
-            self._call_in(step.layer, here, coming, first)
+            self._call_in(keys, coming)
             status = table.place()
         while status == Status.SHORT:
-            status = table.place(skip=not self._drop_bet(self.tickets.keys() - coming.keys()))
+            status = table.place(skip=not self._drop_bet(coming))
         if self._filling:
             self._drop_fills()
         placed, left = table.placed, list[int]()
@@ -167,49 +162,32 @@ class ExpertCache:
             placed, left = self._leave(step.layer, placed, coming, tokens)
         for ticket in coming.values():
             self.transfers.overtake(ticket)
-            if ticket.key in self.tickets:
-                self._adopt_late(ticket.key)
-        self.counters.waited += len(coming)
-        self.counters.on_host += len(left)
-        self.counters.copied += len(placed)
+            if table.is_staged(ticket.key):
+                table.call_in(ticket.key.expert)
+        self._counters.waited += len(coming)
+        self._counters.on_host += len(left)
+        self._counters.copied += len(placed)
         asked = [self.transfers.submit(keys[expert], slot) for expert, slot in placed]
         return here, left, [*coming.values(), *asked]
 
-    def _call_in(
-        self, layer: int, here: Pairs, coming: dict[ExpertKey, Ticket], count: bool
-    ) -> None:
-        """Bets are called in: in time one is a hit, failed it is a miss, others are coming."""
-        table = self.residency
-        for expert in table.called:
-            key = self._keys[layer][expert]
-            ticket = self.tickets[key]
-            in_time = ticket.state is State.DONE
-            (table.hits if in_time else table.misses)[key] += count
-            if ticket.state in UNDER_WAY:
-                coming[key] = ticket
-                if self._host is None:
-                    self._adopt_late(key)
-                continue
-            del self.tickets[key]
-            self._stale.discard(key)
-            if ticket.state is State.FAILED:
-                table.fail(expert)
-                self.counters.cancelled += 1
-                continue
-            slot = table.call_in(expert)
-            self.transfers.wait(ticket)
-            here.append([expert, slot])
-            self.counters.used += 1
-            self.counts.prefetch_used[key] += 1
-            table.policy.feedback(key, used=True)
+    def _use(self, keys: Sequence[ExpertKey], arrived: Pairs) -> None:
+        """Experts that were bet on and are there in time."""
+        for expert, slot in arrived:
+            self.transfers.wait(self._tickets[slot])
+            self.counts.prefetch_used[keys[expert]] += 1
 
-    def _adopt_late(self, key: ExpertKey) -> None:
-        """A bet under way is waited for."""
-        del self.tickets[key]
-        self._stale.discard(key)
-        self.residency.call_in(key.expert)
-        self.counters.late += 1
-        self.residency.policy.feedback(key, used=True)
+    def _call_in(self, keys: Sequence[ExpertKey], coming: dict[ExpertKey, Ticket]) -> None:
+        """Bets under way are waited for; what the host may compute instead is called in later."""
+        for expert in self.residency.called:
+            coming[keys[expert]] = self._ticket(keys[expert])
+            if self._host is None:
+                self.residency.call_in(expert)
+
+    def _ticket(self, key: ExpertKey) -> Ticket:
+        """Of a staged expert."""
+        slot = self.residency.slot_of(key)
+        assert slot is not None
+        return self._tickets[slot]
 
     def _filled(self, layer: int, here: Pairs, count: bool) -> dict[ExpertKey, Ticket]:
         """Take out of the residents those whose bytes are still on their way."""
@@ -255,10 +233,10 @@ class ExpertCache:
         chosen = self._host.choose(absent, coming, tokens, self._clock())
         for key in chosen & coming.keys():
             ticket = coming.pop(key)
-            if key not in self.tickets:
+            if not table.is_staged(key):
                 self._filling[key] = ticket
             elif self.transfers.cancel(ticket):
-                self._drop(key, ticket)
+                table.drop(key)
         left = {key.expert for key in chosen}
         table.dismiss(left)
         for expert, slot in placed:
@@ -283,27 +261,14 @@ class ExpertCache:
                 with self.lock:
                     self.residency.release(ticket.key)
 
-    def _drop_bet(self, among: Collection[ExpertKey]) -> bool:
-        """Free the slot of a bet among these; False if there is none.
+    def _drop_bet(self, coming: Collection[ExpertKey]) -> bool:
+        """Free the slot of the oldest bet that is none of `coming`; False if there is none.
 
-        One that is being written cannot be dropped. Oldest first: tickets keep insertion order.
+        One that is being written cannot be dropped.
         """
-        for key, ticket in self.tickets.items():
-            if key not in among:
-                continue
-            if self.transfers.cancel(ticket) or ticket.state in (State.DONE, State.FAILED):
-                self._drop(key, ticket)
+        for key in self.residency.oldest():
+            ticket = self._ticket(key)
+            if key not in coming and (self.transfers.cancel(ticket) or ticket.state in ENDED):
+                self.residency.drop(key)
                 return True
         return False
-
-    def _drop(self, key: ExpertKey, ticket: Ticket) -> None:
-        """A bet that nobody called in: in vain if it was moved."""
-        del self.tickets[key]
-        self._stale.discard(key)
-        self.residency.release(key)
-        if ticket.state is State.DONE:
-            self.counters.wasted += 1
-            self.counters.wasted_bytes += self.expert_bytes
-            self.residency.policy.feedback(key, used=False)
-        else:
-            self.counters.cancelled += 1

@@ -8,15 +8,12 @@ times as they are measured here: of a transfer by the queue, of the layers by th
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from miractl.native.bets import Bets, BetsState, Moment
-from miractl.native.residency import Role
+from miractl.native.residency import ResidencyTable
 from miractl.policy.bets import Pace
 from miractl.policy.prediction import Predictor, is_prompt
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
-from miractl.runtime.transfer import State
 
 RATE = 0.05  # weight of the newest layer in what is missing and what deciding takes
 SKIPS = 63  # layers without bets before deciding is tried and timed again
@@ -38,6 +35,8 @@ class Prefetcher:
         layers, experts = cache.residency.hits.shape
         state = BetsState(layers, experts, cache.residency.staging_limit, classes=2 * horizon)
         self.bets, self._pace = Bets(state), Pace(layers)
+        assert isinstance(cache.residency, ResidencyTable)  # as there is the library
+        self._table = cache.residency
         self._cache, self._horizon = cache, horizon
         self._clock, self._began = clock, clock()
         self._is_prompt = False
@@ -54,40 +53,13 @@ class Prefetcher:
         self._pace.mark(layer, now, queue.stats.waited_seconds, self._is_prompt)
         queue.poll()
         with cache.lock:
-            there = cache.residency.present(layer)
-            missing = min(len(there), int(np.count_nonzero(there[step.ids] != Role.RESIDENT)))
-            self._missing += RATE * (missing - self._missing)
-            if self._skipped and not cache.tickets:
-                return  # there were no bets to judge
-            gained, lost = self._outcome(step, now, transfer) if cache.tickets else (0.0, 0.0)
-            if transfer:
-                ids, _ = step.addresses
-                self.bets.settle(layer, ids, step.ids.size, there, gained, lost, transfer)
-
-    def _outcome(self, step: Routed, now: float, transfer: float) -> tuple[float, float]:
-        """Seconds gained by bets on this layer, and lost if it has to wait for others.
-
-        Its bets that it has no use for end. The caller holds the lock.
-        """
-        gained = lost = 0.0
-        own = []
-        for key, ticket in self._cache.tickets.items():
-            if key.layer == step.layer:
-                own.append((key, ticket))
-            elif ticket.state is State.RUNNING:
-                lost = max(lost, transfer - (now - ticket.began_at))
-        if not own:
-            return gained, lost
-        used = set(step.ids.reshape(-1).tolist())
-        for key, ticket in own:
-            if ticket.state is State.QUEUED:
-                continue
-            if key.expert in used:
-                gained += min(transfer, (ticket.finished_at or now) - ticket.began_at)
-            elif ticket.state is State.RUNNING:
-                lost = max(lost, transfer - (now - ticket.began_at))
-        self._cache.drop_bets(step.layer, used)
-        return gained, lost
+            if self._skipped and not self._table.staged:
+                transfer = 0.0  # there were no bets to judge
+            ids, _ = step.addresses
+            found = self.bets.settle(self._table, layer, ids, step.ids.size, now, transfer)
+            self._missing += RATE * (found.missing - self._missing)
+            if found.unwanted:
+                cache.cancel_bets(layer, self._table.unwanted(found.unwanted))
 
     def bet(self, step: Routed, hidden: Any) -> None:
         """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it.
@@ -125,8 +97,6 @@ class Prefetcher:
             at.layer, at.ahead = step.layer + ahead, ahead
             at.kind = ahead - 1 + prompt * self._horizon
             with self._cache.lock:
-                there = self._cache.residency.present(at.layer)
-                at.room = max(0, self._cache.room_for_bets())
-            chosen = self.bets.choose(at, guess, there)
-            if chosen:
-                self._cache.bet(at.layer, [(expert, float(guess[expert])) for expert in chosen])
+                placed = self.bets.place(self._table, at, guess)
+                if placed:
+                    self._cache.issue(at.layer, placed, guess)

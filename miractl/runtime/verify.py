@@ -15,7 +15,7 @@ import functools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import torch
 
 from miractl.errors import MiractlError
 from miractl.native.bets import Bets, Moment
+from miractl.native.residency import ResidencyTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Predictor, Probabilities
 from miractl.policy.routing import Routed
@@ -228,12 +229,13 @@ class _Contrary:
 class _Reckless(Bets):
     """Bets on whoever is likeliest, whatever it costs."""
 
-    def choose(
-        self, at: Moment, guesses: npt.NDArray[Any], there: npt.NDArray[np.uint8]
-    ) -> list[int]:
-        order = np.argsort(-guesses, kind="stable")
-        chosen: list[int] = [e for e in order.tolist() if not there[e]][: at.room]
-        return chosen
+    def place(
+        self, table: ResidencyTable, at: Moment, guesses: npt.NDArray[np.float64]
+    ) -> list[list[int]]:
+        there = table.present(at.layer)
+        order = np.argsort(-guesses, kind="stable").tolist()
+        chosen = [expert for expert in order if not there[expert]]
+        return table.bet(at.layer, chosen[: table.room_for_bets])
 
 
 class _NeighbourMover:

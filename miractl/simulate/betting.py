@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from miractl.native.bets import BetsState, Floats, Moment
 from miractl.native.predictor import BINS
+from miractl.native.residency import Settled
+from miractl.policy.routing import Ids
+from miractl.policy.staged import StagedResidency
 
 Flags = npt.NDArray[np.uint8]  # [experts]
 
@@ -118,6 +121,24 @@ class ReferenceBets:
         s = self.state
         s.balance += gained - lost
         s.balance = min(s.balance, CREDIT * transfer)
+
+    def settle(
+        self, table: StagedResidency, layer: int, ids: Ids, now: float, transfer: float
+    ) -> Settled:
+        """A layer is routed: judge and account what became of the bets on it."""
+        found = table.judge_bets(layer, ids, now, transfer)
+        if transfer > 0:
+            wanted = [e for e in np.unique(ids).tolist() if 0 <= e < self.state.experts]
+            self.judge(layer, wanted, found.missing > 0, transfer)
+            self.account(found.gained, found.lost if found.missing else 0.0, transfer)
+        return found
+
+    def place(
+        self, table: StagedResidency, at: Moment, guesses: npt.NDArray[Any]
+    ) -> list[list[int]]:
+        """Bet on absent experts of a layer, as there is room for."""
+        at.room = table.room_for_bets
+        return table.bet(at.layer, self.choose(at, guesses, table.present(at.layer)))
 
     def _judge_guesses(self, kind: int, layer: int, wanted: Sequence[int]) -> None:
         guesses = self.state.guess[kind, layer]
