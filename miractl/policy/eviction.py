@@ -182,7 +182,7 @@ class Brain:
             self._warm(slice(None), len(step.ids))
 
     def feedback(self, key: ExpertKey, used: bool) -> None:
-        """Warm up what was bet on rightly, cool down what was not, as of the last layer recorded."""
+        """Warm up what was bet on rightly, cool down what was not; as of the last record."""
         self.heat.feedback(key.layer, key.expert, used, self.seconds)
 
     def remember(self) -> Memory:

@@ -84,7 +84,8 @@ class SlotTable(Protocol):
     def ask(self, step: Routed) -> int:
         """A step needs its experts: look them up, count them, and `place` unless bets come first.
 
-        Bets that have arrived are called in, those that failed are absent. The Status. Raises ValueError for experts that do not exist.
+        Bets that have arrived are called in, those that failed are absent. The Status. Raises
+        ValueError for experts that do not exist.
         """
 
     def ask_again(self) -> int:
