@@ -40,7 +40,6 @@ from miractl.policy.routing import Routed
 from miractl.policy.slots import make_slots
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import Group
-from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.lookahead import Lookahead
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.runner import LayerRuns
@@ -161,8 +160,7 @@ class Decoding:
         self._slots = make_slots(slots, ways_for(policy, ways), STAGED, self.brain)
         self._stopwatch = Stopwatch(Moved, time.monotonic, lambda: None)
         self._sequences = Sequences()
-        counts = ExpertCounts(self.layers, experts)
-        cache = ExpertCache(*(self._slots, AtOnce(), counts, 1, self._clock, self._stopwatch.begin))
+        cache = ExpertCache(*(self._slots, AtOnce(), 1, self._clock, self._stopwatch.begin))
         self._routers = Ready(self.ids, experts)
         self._prefetcher = Timed(
             *(cache, self._predictor(mode, shape)),

@@ -77,10 +77,23 @@ class Settled(ctypes.Structure):
     )
 
 
+COUNTED = ("hits", "misses", "prefetched", "prefetch_used")  # of each expert
 _COUNTS = ("here", "called", "absent", "placed", "waiting")
 _POINTERS = (
     *("worth", "ways", "held", "role", "slot", "idle", "transit", "changed", "least", "loser"),
-    *("hits", "misses", "needed", "here", "placed", "called", "absent", "waiting", "staging"),
+    *(
+        "hits",
+        "misses",
+        "prefetched",
+        "prefetch_used",
+        "needed",
+        "here",
+        "placed",
+        "called",
+        "absent",
+        "waiting",
+        "staging",
+    ),
     *("bet", "stale", "state", "began", "finished", "score", "since"),
 )
 
@@ -129,8 +142,8 @@ class ResidencyTable:
         self.progress = Progress(slots)
         self._arrays = self._allocate(worth) | {"score": heat[0], "since": heat[1]}
         arrays = self._arrays
-        self.hits: NDArray[np.int64] = arrays["hits"]
-        self.misses: NDArray[np.int64] = arrays["misses"]
+        self.hits, self.misses = arrays["hits"], arrays["misses"]
+        self.prefetched, self.prefetch_used = arrays["prefetched"], arrays["prefetch_used"]
         self._role, self._slot, self._changed = arrays["role"], arrays["slot"], arrays["changed"]
         self._rows: list[NDArray[np.uint8]] = list(self._role)
         self._struct = _Residency(
@@ -162,8 +175,7 @@ class ResidencyTable:
             "changed": np.zeros(layers, np.uint8),
             "least": np.full(layers, np.inf),
             "loser": np.zeros(layers, np.int32),
-            "hits": np.zeros(cells, np.int64),
-            "misses": np.zeros(cells, np.int64),
+            **{name: np.zeros(cells, np.int64) for name in COUNTED},
             "needed": np.zeros(experts, np.uint8),
             **{name: np.zeros(pairs, np.int32) for name in ("here", "placed", "bet")},
             "staging": np.zeros(slots, np.int32),

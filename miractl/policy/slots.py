@@ -29,6 +29,8 @@ class SlotTable(Protocol):
     staging_limit: int
     hits: npt.NDArray[np.int64]  # [layers, experts]: looked up and there
     misses: npt.NDArray[np.int64]
+    prefetched: npt.NDArray[np.int64]  # [layers, experts]: bets on it
+    prefetch_used: npt.NDArray[np.int64]  # those that arrived in time
     progress: Progress  # of transfers into the slots of bets
 
     def __len__(self) -> int:

@@ -6,12 +6,15 @@ The reference of `miractl/native/src/staged.c`, and what installs without the li
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from miractl.native.residency import BetCounts, Progress, Role, Settled, State
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency
 from miractl.policy.routing import Ids
+
+Counts = npt.NDArray[np.int64]  # [layers, experts]
 
 
 class StagedResidency(Residency):
@@ -22,6 +25,8 @@ class StagedResidency(Residency):
         super().__init__(slots, ways, staging_limit, policy)
         self.progress = Progress(slots)
         self.evictions = self.bypassed = 0
+        self.prefetched: Counts = np.zeros(policy.worth.shape, np.int64)
+        self.prefetch_used: Counts = np.zeros_like(self.prefetched)
         self.counted = dict.fromkeys(BetCounts._fields, 0)
         self._stale: set[ExpertKey] = set()  # staged, and their layer has been routed since
         self._unwanted: list[int] = []
@@ -59,6 +64,7 @@ class StagedResidency(Residency):
         place = self.adopt(key, needed)
         self._stale.discard(key)
         self.counted[counted] += 1
+        self.prefetch_used[key] += counted == "used"
         self.policy.feedback(key, used=True)
         self.evictions += place.evicted is not None
         self.bypassed += place.role is Role.TRANSIT
@@ -85,6 +91,7 @@ class StagedResidency(Residency):
                 break
             self.progress.state[place.slot] = State.QUEUED
             self.counted["issued"] += 1
+            self.prefetched[key] += 1
             pairs.append([expert, place.slot])
         return pairs
 

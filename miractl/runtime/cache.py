@@ -13,7 +13,7 @@ from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Probabilities
 from miractl.policy.routing import Routed
 from miractl.policy.slots import Pairs, SlotTable
-from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
+from miractl.runtime.counters import Counters, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
 from miractl.runtime.transfer import BACKGROUND, Ticket, Transfers
 
@@ -29,7 +29,6 @@ class ExpertCache:
         self,
         residency: SlotTable,
         transfers: Transfers,
-        counts: ExpertCounts,
         expert_bytes: int,
         clock: Callable[[], float],
         punch: Callable[[str], None] = lambda part: None,
@@ -37,7 +36,7 @@ class ExpertCache:
     ) -> None:
         """`punch` is told which part of a step begins. `host`: what misses may be left to."""
         self.residency, self.transfers = residency, transfers
-        self.counts, self._counters, self.switches = counts, Counters(), SwitchTimes()
+        self._counters, self.switches = Counters(), SwitchTimes()
         self.expert_bytes = expert_bytes
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
@@ -56,13 +55,17 @@ class ExpertCache:
         counters.wasted_bytes = bets.wasted * self.expert_bytes
         return counters
 
+    def count_step(self, tokens: int) -> None:
+        """A step of so many tokens begins."""
+        self._counters.steps += 1
+        self._counters.tokens += tokens
+
     def issue(self, layer: int, bets: Pairs, guesses: Probabilities) -> None:
         """Bring staged experts of a layer, the likelier first. The caller holds the lock."""
         keys, progress = self._keys[layer], self.residency.progress
         for expert, slot in bets:
             key, rank = keys[expert], 1 - float(guesses[expert])
             self._tickets[slot] = self.transfers.submit(key, slot, rank, progress)
-            self.counts.prefetched[key] += 1
 
     def cancel_bets(self, layer: int, experts: Iterable[int]) -> None:
         """End bets on a layer that have not begun. The caller holds the lock."""
@@ -79,11 +82,14 @@ class ExpertCache:
         group's slots are good until the next one is asked for. `then` is called when all demands
         are on their way. Raises what a transfer raised.
         """
-        tokens = Counter(step.ids.reshape(-1).tolist()) if self._host else {}
+        table, tokens = self.residency, Counter[int]()
+        if self._host is not None:
+            tokens.update(step.ids.reshape(-1).tolist())
         first = True
-        while first or self.residency.waits:
+        while first or table.waits:
             asked = self._clock()
-            self._punch("decide")
+            if not first:
+                self._punch("decide")
             with self.lock:
                 here, left, waiting = self._find(step, tokens, first)
             if first and then is not None:
@@ -92,10 +98,13 @@ class ExpertCache:
             try:
                 if here:
                     self._punch("hits")
-                    yield from self._timed(here, tokens)
-                if left:
+                    if self._host is None:
+                        yield here
+                    else:
+                        yield from self._timed(here, tokens, self._host)
+                if left and self._host is not None:
                     self._punch("misses")
-                    yield from self._timed([[expert, NOWHERE] for expert in left], tokens)
+                    yield from self._timed([[e, NOWHERE] for e in left], tokens, self._host)
                 while waiting:
                     self._punch("waiting")
                     arrived, waiting = self._arrived(waiting, asked)
@@ -106,7 +115,7 @@ class ExpertCache:
                 raise
             finally:
                 with self.lock:
-                    self.residency.end_transit()
+                    table.end_transit()
         self._punch("sum")
 
     def _arrived(self, waiting: list[Ticket], asked: float) -> tuple[list[Ticket], list[Ticket]]:
@@ -127,13 +136,12 @@ class ExpertCache:
             return arrived, []
         return arrived, [ticket for ticket in waiting if ticket not in arrived]
 
-    def _timed(self, group: Pairs, tokens: Mapping[int, int]) -> Iterator[Pairs]:
+    def _timed(self, group: Pairs, tokens: Mapping[int, int], host: HostCompute) -> Iterator[Pairs]:
         """The group; how long it took is told to who decides what the host computes."""
         began = self._clock()
         yield group
-        if self._host is not None:
-            experts = [expert for expert, _ in group]
-            self._host.computed(experts, tokens, self._clock() - began)
+        experts = [expert for expert, _ in group]
+        host.computed(experts, tokens, self._clock() - began)
 
     def _find(
         self, step: Routed, tokens: Mapping[int, int], first: bool
@@ -143,18 +151,16 @@ class ExpertCache:
         The rest waits for another wave.
         """
         table, keys = self.residency, self._keys[step.layer]
-        self._counters.waves += not first
         self.transfers.poll()
         status = table.ask(step) if first else table.ask_again()
-        here = table.here
-        coming = self._filled(step.layer, here, first) if self._filling else {}
-        if table.arrived:
-            self._use(keys, here[-table.arrived :])
-        if status == Status.CALLED:
-            self._call_in(keys, coming)
-            status = table.place()
-        while status == Status.SHORT:
-            status = table.place(skip=not self._drop_bet(coming))
+        here, arrived = table.here, table.arrived
+        coming: dict[ExpertKey, Ticket] = {}
+        if self._filling:
+            coming = self._filled(step.layer, here, first)
+        for _, slot in here[len(here) - arrived :]:
+            self.transfers.wait(self._tickets[slot])
+        if status:
+            self._make_room(status, keys, coming)
         if self._filling:
             self._drop_fills()
         placed, left = table.placed, list[int]()
@@ -164,24 +170,30 @@ class ExpertCache:
             self.transfers.overtake(ticket)
             if table.is_staged(ticket.key):
                 table.call_in(ticket.key.expert)
-        self._counters.waited += len(coming)
-        self._counters.on_host += len(left)
-        self._counters.copied += len(placed)
+        counters = self._counters
+        counters.waves += not first
+        counters.waited += len(coming)
+        counters.on_host += len(left)
+        counters.copied += len(placed)
         asked = [self.transfers.submit(keys[expert], slot) for expert, slot in placed]
         return here, left, [*coming.values(), *asked]
 
-    def _use(self, keys: Sequence[ExpertKey], arrived: Pairs) -> None:
-        """Experts that were bet on and are there in time."""
-        for expert, slot in arrived:
-            self.transfers.wait(self._tickets[slot])
-            self.counts.prefetch_used[keys[expert]] += 1
+    def _make_room(
+        self, status: int, keys: Sequence[ExpertKey], coming: dict[ExpertKey, Ticket]
+    ) -> None:
+        """Call in bets under way and drop others, until all are placed for whom there is room.
 
-    def _call_in(self, keys: Sequence[ExpertKey], coming: dict[ExpertKey, Ticket]) -> None:
-        """Bets under way are waited for; what the host may compute instead is called in later."""
-        for expert in self.residency.called:
-            coming[keys[expert]] = self._ticket(keys[expert])
-            if self._host is None:
-                self.residency.call_in(expert)
+        What is on its way and the host may compute instead is called in later.
+        """
+        table = self.residency
+        if status == Status.CALLED:
+            for expert in table.called:
+                coming[keys[expert]] = self._ticket(keys[expert])
+                if self._host is None:
+                    table.call_in(expert)
+            status = table.place()
+        while status == Status.SHORT:
+            status = table.place(skip=not self._drop_bet(coming))
 
     def _ticket(self, key: ExpertKey) -> Ticket:
         """Of a staged expert."""

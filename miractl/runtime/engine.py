@@ -28,7 +28,6 @@ from miractl.runtime.brain import brain_for, default_policy, predictor_for, reme
 from miractl.runtime.budget import slots_for, this_machine
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
-from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.dense import DenseBlocks, DenseLinear, dense_shapes
 from miractl.runtime.emulated import EmulatedLink, rest
 from miractl.runtime.heap import give_back
@@ -117,7 +116,6 @@ class Engine:
         self.cache = ExpertCache(
             make_slots(plan.slots, ways, plan.staging_limit, self.brain),
             transfers,
-            ExpertCounts(layers, outline.experts),
             *(plan.expert_bytes, clock, self.stopwatch.begin),
             host=host_for(options, transfers),
         )

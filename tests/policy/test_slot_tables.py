@@ -27,6 +27,8 @@ def same(one: SlotTable, other: SlotTable) -> None:
         np.testing.assert_array_equal(mine, yours)
     np.testing.assert_array_equal(one.hits, other.hits)
     np.testing.assert_array_equal(one.misses, other.misses)
+    np.testing.assert_array_equal(one.prefetched, other.prefetched)
+    np.testing.assert_array_equal(one.prefetch_used, other.prefetch_used)
     for role in Role:
         assert one.members(role) == other.members(role)
     for layer in range(LAYERS):

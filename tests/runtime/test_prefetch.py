@@ -13,7 +13,6 @@ from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.slots import make_slots
 from miractl.runtime.cache import ExpertCache
-from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.transfer import TransferQueue
 
@@ -82,7 +81,7 @@ class Bench:
         self.queue = TransferQueue(self.world, self.world.clock, workers=1)
         self.cache = ExpertCache(
             make_slots(LAYERS + 3, (1,) * LAYERS, 2, policy),
-            *(self.queue, ExpertCounts(LAYERS, EXPERTS), 100, self.world.clock),
+            *(self.queue, 100, self.world.clock),
         )
         self.prefetcher = Prefetcher(
             *(self.cache, self.told), confidence=1.0, horizon=1, clock=self.world.clock

@@ -41,7 +41,8 @@ typedef struct {
     uint8_t *changed;            /* [layers]: the worth of a layer has changed */
     double *least;               /* [layers]: of its residents; infinite if there is none */
     int32_t *loser;              /* [layers]: whose it is, the first of equals */
-    int64_t *hits, *misses;      /* [layers][experts] */
+    int64_t *hits, *misses;      /* [layers][experts], as are the next two */
+    int64_t *prefetched, *prefetch_used;
     uint8_t *needed;             /* [experts]: by the step */
     int32_t *here, *placed;      /* [experts][2]: experts and slots: residents, and those brought in */
     int32_t *called, *absent;    /* [experts]: staged; nowhere */

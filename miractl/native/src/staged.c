@@ -45,6 +45,7 @@ void staged_use(mira_residency *r, int32_t expert)
 {
     call_in(r, expert);
     r->used++;
+    r->prefetch_used[r->layer * r->experts + expert]++;
 }
 
 void mira_call_in(mira_residency *r, int32_t expert)
@@ -133,6 +134,7 @@ void mira_stage(mira_residency *r, int32_t layer, const uint16_t *experts, int32
         int32_t slot = r->idle[--r->idle_count], *pair = r->bet + 2 * r->bet_count++;
         residency_enter(r, layer, experts[i], slot, MIRA_STAGED);
         r->issued++;
+        r->prefetched[layer * r->experts + experts[i]]++;
         pair[0] = experts[i];
         pair[1] = slot;
     }
