@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from miractl.native.library import library, short_calls
+from miractl.native.library import library
 from miractl.native.predictor import BINS
 from miractl.native.replay import Outcome, Routing, routing_struct
-from miractl.native.residency import ResidencyTable, Settled
 
 Floats = NDArray[np.float32]
 ALLOWANCE = 0.008  # share of the time that bets may lose; a bound of 1 % with some to spare
@@ -124,11 +123,6 @@ class Bets:
         buffers = state.told, self._flags, state.chosen
         self._buffers = tuple(buffer.ctypes.data for buffer in buffers)
         self._address = ctypes.addressof(self._struct)
-        self._settled = Settled()
-        self._settled_at = ctypes.addressof(self._settled)
-        native = short_calls()
-        self._settle, self._place = native.mira_bets_settle, native.mira_bets_place
-        self._known, self._known_at = np.zeros(0), 0
 
     def __getattr__(self, name: str) -> Any:
         if name in ("balance", "worth", "switches", "withheld"):
@@ -177,34 +171,6 @@ class Bets:
     def account(self, gained: float, lost: float, transfer: float) -> None:
         """Enter time gained and lost into the ledger."""
         self._library.mira_bets_account(self._address, gained, lost, transfer)
-
-    def settle(
-        self, table: ResidencyTable, layer: int, ids: int, count: int, *times: float
-    ) -> Settled:
-        """A layer is routed to the int64 at address `ids`: `judge` and `account` the bets on it.
-
-        Those that it has no use for are stale; `table.unwanted` names those of them that have not
-        begun. `times`: now, and of a transfer; 0 is not known, and nothing
-        is learned. Experts that do not exist are passed over. Overwritten by the next.
-        """
-        told = self._settled
-        told.layer, told.ids, told.count = layer, ids, count
-        told.now, told.transfer = times
-        self._settle(self._address, table.address, self._settled_at)
-        return told
-
-    def place(
-        self, table: ResidencyTable, at: Moment, guesses: NDArray[np.float64]
-    ) -> list[list[int]]:
-        """Bet on absent experts of a layer: those that are staged now, with their slots.
-
-        guesses [experts]: probabilities, contiguous; `at.room` becomes that of the table.
-        """
-        if guesses is not self._known:  # numpy is slow to tell an address
-            self._told = np.ascontiguousarray(guesses, np.float64)
-            self._known, self._known_at = guesses, self._told.ctypes.data
-        self._place(self._address, table.address, ctypes.addressof(at), self._known_at)
-        return table.fresh
 
     def calibrated(self, guess: float, kind: int = 0) -> float:
         """The probability that the record of a class makes of a guess."""

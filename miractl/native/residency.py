@@ -60,40 +60,24 @@ class BetCounts(NamedTuple):
     cancelled: int
 
 
-class Settled(ctypes.Structure):
-    """A layer is routed, and what became of the bets on it; residency.h says what is what."""
-
-    missing: int
-    unwanted: int
-    gained: float
-    lost: float
-
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("layer", "count")),
-        ("ids", ctypes.c_void_p),
-        *((name, ctypes.c_double) for name in ("now", "transfer")),
-        *((name, ctypes.c_int32) for name in ("missing", "unwanted")),
-        *((name, ctypes.c_double) for name in ("gained", "lost")),
-    )
-
-
 COUNTED = ("hits", "misses", "prefetched", "prefetch_used")  # of each expert
 _COUNTS = ("here", "called", "absent", "placed", "waiting")
 _POINTERS = (
-    *("worth", "ways", "held", "role", "slot", "idle", "transit", "changed", "least", "loser"),
     *(
-        "hits",
-        "misses",
-        "prefetched",
-        "prefetch_used",
-        "needed",
-        "here",
-        "placed",
-        "called",
-        "absent",
-        "waiting",
-        "staging",
+        "ids",
+        "worth",
+        "ways",
+        "held",
+        "role",
+        "slot",
+        "idle",
+        "transit",
+        "changed",
+        "least",
+        "loser",
     ),
+    *("hits", "misses", "prefetched", "prefetch_used", "activations"),
+    *("needed", "here", "placed", "called", "absent", "waiting", "staging"),
     *("bet", "stale", "state", "began", "finished", "score", "since"),
 )
 
@@ -102,7 +86,7 @@ class _Residency(ctypes.Structure):
     _fields_ = [
         *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "admission")),
         *((n, ctypes.c_int32) for n in ("staging_limit", "spare", "staged", "passing")),
-        *((n, ctypes.c_int32) for n in ("idle_count", "layer")),
+        *((n, ctypes.c_int32) for n in ("idle_count", "layer", "count")),
         *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
         *((n, ctypes.c_int32) for n in ("next", "arrived", "bet_count", "stale_count")),
         *((n, ctypes.c_int64) for n in ("evictions", "bypassed", *BetCounts._fields)),
@@ -121,12 +105,13 @@ class ResidencyTable:
         staging_limit: int,
         worth: NDArray[np.float64],
         admission: Admission,
+        activations: NDArray[np.int64],
         heat: tuple[NDArray[np.float64], NDArray[np.float64], float],
     ) -> None:
         """`worth` [layers, experts] is read whenever somebody has to go.
 
-        `heat`: scores and since when they decay, [layers, experts] each, and what 100 ms leave; it
-        is told how bets end.
+        `activations` [layers, experts] counts tokens. `heat`: scores and since when they decay, of
+        that shape, and what 100 ms leave; it is told how bets end.
 
         Raises ValueError for an impossible division, MiractlError without the library.
         """
@@ -140,7 +125,8 @@ class ResidencyTable:
         self.slots, self.ways, self.staging_limit = slots, tuple(ways), staging_limit
         layers, experts = worth.shape
         self.progress = Progress(slots)
-        self._arrays = self._allocate(worth) | {"score": heat[0], "since": heat[1]}
+        given = {"activations": activations, "score": heat[0], "since": heat[1]}
+        self._arrays = self._allocate(worth) | given
         arrays = self._arrays
         self.hits, self.misses = arrays["hits"], arrays["misses"]
         self.prefetched, self.prefetch_used = arrays["prefetched"], arrays["prefetch_used"]
@@ -150,13 +136,12 @@ class ResidencyTable:
             *(layers, experts, len(self.ways), admission, staging_limit, reserve),
             idle_count=slots,
             decay=heat[2],
-            **{name: arrays[name].ctypes.data for name in _POINTERS},
+            **{name: arrays[name].ctypes.data for name in _POINTERS[1:]},
         )
         self.address = ctypes.addressof(self._struct)
         native = short_calls()
-        self._ask, self._ask_again, self._place = (
-            *(native.mira_ask, native.mira_ask_again, native.mira_place),
-        )
+        self._note, self._ask = native.mira_note, native.mira_ask
+        self._ask_again, self._place = native.mira_ask_again, native.mira_place
         self._call_in, self._drop = native.mira_call_in, native.mira_drop
         self._stage, self._release = native.mira_stage, native.mira_release
         self._end_transit = native.mira_end_transit
@@ -188,6 +173,11 @@ class ResidencyTable:
 
     def __len__(self) -> int:
         return self.slots - int(self._struct.idle_count)
+
+    @property
+    def layer(self) -> int:
+        """That of the step under way."""
+        return int(self._struct.layer)
 
     @property
     def evictions(self) -> int:

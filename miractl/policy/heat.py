@@ -72,6 +72,11 @@ class HeatTable:
         self._counts[rows] += counts
         self._tokens += TOKENS_EWMA * (tokens - self._tokens)
 
+    @property
+    def seconds(self) -> float:
+        """The time now, of the clock."""
+        return self._clock()
+
     def hold(self) -> float:
         """Let time stand still until `go_on`; the time now, in seconds of the clock."""
         self._held = self._clock()

@@ -144,25 +144,34 @@ class CompiledSlots(ResidencyTable):
 
     def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
         """Raises ValueError for an impossible division, MiractlError without the library."""
-        rating = policy.worth, policy.admission, policy.heat.decaying
-        super().__init__(slots, ways, staging_limit, *rating)
+        super().__init__(
+            *(slots, ways, staging_limit, policy.worth, policy.admission),
+            *(policy.activations, policy.heat.decaying),
+        )
         self.policy = policy
+        self._step: Routed | None = None  # that the library has been told of
 
     def record(self, step: Routed) -> None:
         """As the protocol says."""
-        if self.policy.record(step):
+        self._tell(step)
+        self._note(self.address)
+        if self.policy.rate(step):
             self._changed.fill(1)
-        else:
-            self._changed[step.layer] = 1
         self._struct.now = self.policy.seconds
 
     def ask(self, step: Routed) -> int:
         """As the protocol says."""
-        ids, _ = step.addresses
-        status: int = self._ask(self.address, step.layer, ids, step.ids.size)
+        if step is not self._step:
+            self._tell(step)
+        status: int = self._ask(self.address)
         if status < 0:
             raise ValueError(f"Got ids up to {step.ids.max()} of {self.hits.shape[1]} experts")
         return status
+
+    def _tell(self, step: Routed) -> None:
+        ids, _ = step.addresses
+        struct, self._step = self._struct, step
+        struct.layer, struct.ids, struct.count = step.layer, ids, step.ids.size
 
     def slot_of(self, key: ExpertKey) -> int | None:
         """As the protocol says."""

@@ -4,17 +4,30 @@ The reference of `miractl/native/src/staged.c`, and what installs without the li
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from miractl.native.residency import BetCounts, Progress, Role, Settled, State
+from miractl.native.residency import BetCounts, Progress, Role, State
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency
 from miractl.policy.routing import Ids
 
 Counts = npt.NDArray[np.int64]  # [layers, experts]
+
+
+class Settled(NamedTuple):
+    """Of a routed layer: experts not resident; bets on it that have not begun and are not wanted.
+
+    Seconds that bets on it have saved, and that it waits for others.
+    """
+
+    missing: int
+    unwanted: list[int]
+    gained: float
+    lost: float
 
 
 class StagedResidency(Residency):
@@ -96,10 +109,11 @@ class StagedResidency(Residency):
         return pairs
 
     def judge_bets(self, layer: int, ids: Ids, now: float, transfer: float) -> Settled:
-        """A layer is routed: those not resident, the unwanted, seconds gained and lost."""
+        """A layer is routed: what became of the bets on it; those not wanted are stale."""
         there = self._resident[layer]
         known = ids[(ids >= 0) & (ids < len(there))]
-        found = Settled(missing=min(len(there), int(np.count_nonzero(~there[known]))))
+        missing = min(len(there), int(np.count_nonzero(~there[known])))
+        gained = lost = 0.0
         wanted, progress, self._unwanted = set(known.tolist()), self.progress, []
         for key, slot in self._staged.items():
             own, state = key.layer == layer, State(progress.state[slot])
@@ -113,11 +127,10 @@ class StagedResidency(Residency):
                 continue
             if right:
                 until = now if state is State.RUNNING else finished
-                found.gained += min(transfer, until - began)
+                gained += min(transfer, until - began)
             elif state is State.RUNNING:
-                found.lost = max(found.lost, transfer - (now - began))
-        found.unwanted = len(self._unwanted)
-        return found
+                lost = max(lost, transfer - (now - began))
+        return Settled(missing, self._unwanted, gained, lost)
 
     def _drop_stale(self) -> bool:
         """Free the slot of the oldest stale bet that has ended; False: there is none."""

@@ -5,18 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miractl.native.bets import Bets, BetsState, Moment
+from miractl.native.ahead import Ahead
+from miractl.native.bets import Bets, BetsState
 from miractl.native.residency import State
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable
-from miractl.simulate.betting import ReferenceBets
+from miractl.simulate.betting import ReferenceAhead, ReferenceBets
 from tests.policy.test_slot_tables import same
 
 pytestmark = pytest.mark.usefixtures("kernels")
-LAYERS, EXPERTS, TRANSFER, COMPUTE = 3, 4, 0.3, 1.0
-OUT = ("missing", "unwanted", "gained", "lost")
+LAYERS, EXPERTS, TRANSFER = 3, 4, 0.3
+KNOWN = ("demand", "bins", "guess", "proposal", "hidden", "risk")
 
 
 def brain() -> Brain:
@@ -61,28 +62,32 @@ def test_c_and_python_settle_and_place_alike(seed: int, ways: int, staging: int)
     rng = np.random.default_rng(seed)
     sizes = LAYERS * ways + staging + 2, (ways,) * LAYERS, staging
     plain, compiled = PlainSlots(*sizes, brain()), CompiledSlots(*sizes, brain())
-    slow, fast = (kind(BetsState(LAYERS, EXPERTS, staging)) for kind in (ReferenceBets, Bets))
+    states = [BetsState(LAYERS, EXPERTS, staging, classes=4) for _ in range(2)]
+    slow = ReferenceAhead(ReferenceBets(states[0]), plain, 2, 1.0, began=0.0)
+    fast = Ahead(Bets(states[1]), compiled, 2, 1.0, began=0.0)
     for number in range(60):
         layer, now = number % LAYERS, float(number)
         ids = rng.integers(0, EXPERTS, (1, int(rng.integers(1, 4))))
         step = Routed(layer, ids, np.ones(ids.shape, np.float32), (Segment(0, 0, 1, 0),), number)
-        fates = rng.random(EXPERTS)
+        fates, waited = rng.random(EXPERTS), 0.1 * number
+        prompt, demands = bool(rng.integers(2)), int(rng.integers(2))
         for table in (plain, compiled):
             table.record(step)
             carry_on(table, fates, now)
-        transfer = TRANSFER if number > 5 else 0.0
-        one = slow.settle(plain, layer, ids, now, transfer)
-        other = fast.settle(compiled, layer, step.addresses[0], ids.size, now, transfer)
-        assert [getattr(one, name) for name in OUT] == [getattr(other, name) for name in OUT]
-        assert plain.unwanted(one.unwanted) == compiled.unwanted(other.unwanted)
+        for one in (slow, fast):
+            one.times.now, one.times.waited, one.times.prompt = now, waited, prompt
+            one.times.transfer = TRANSFER if number > 5 else 0.0
+            one.times.demands, one.times.under_way = demands, 1
+        unwanted = slow.settle(layer, ids)
+        assert unwanted == fast.settle()
+        assert plain.unwanted(unwanted) == compiled.unwanted(unwanted)
+        assert slow.times.missing == fast.times.missing
         assert serve(plain, step) == serve(compiled, step)
-        guesses, ahead = rng.random(EXPERTS), (layer + 1) % LAYERS
-        at = [
-            Moment(layer=ahead, ahead=1, elapsed=now, gate=1, transfer=transfer, confidence=1)
-            for _ in range(2)
-        ]
-        assert slow.place(plain, at[0], guesses) == fast.place(compiled, at[1], guesses)
-        assert at[0].room == at[1].room
+        for ahead in (1, 2):
+            guesses = rng.random(EXPERTS)
+            assert slow.place(layer, ahead, guesses) == fast.place(ahead, guesses)
         same(plain, compiled)
-    assert fast.balance == slow.state.balance
-    assert plain.bets.issued > 0
+    assert fast.bets.balance == slow.bets.state.balance
+    for name in KNOWN:
+        one, other = getattr(fast.bets.state, name), getattr(slow.bets.state, name)
+        np.testing.assert_array_equal(one, other, err_msg=name)

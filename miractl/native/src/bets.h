@@ -60,11 +60,10 @@ MIRA_API void mira_bets_account(mira_bets *bets, double gained, double lost, dou
 
 /* A layer is routed: what became of the bets on it, and both of the above unless the time of a
  * transfer is not known. Time is lost only by a layer that has to fetch. */
-MIRA_API void mira_bets_settle(mira_bets *bets, mira_residency *r, mira_routed *routed);
+void mira_bets_settle(mira_bets *bets, mira_residency *r, mira_routed *routed);
 
 /* Choose by guesses[experts] as there is room for, and stage. */
-MIRA_API void mira_bets_place(mira_bets *bets, mira_residency *r, mira_moment *at,
-                              const double *guesses);
+void mira_bets_place(mira_bets *bets, mira_residency *r, mira_moment *at, const double *guesses);
 
 /* The probability that the record of a class makes of a guess. */
 MIRA_API double mira_bets_calibrated(const mira_bets *bets, int32_t class_, double guess);

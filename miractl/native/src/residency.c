@@ -200,15 +200,23 @@ static int look_up(mira_residency *r, int32_t count)
     return r->called_count ? MIRA_CALLED : mira_place(r, 0);
 }
 
-int mira_ask(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count)
+void mira_note(mira_residency *r)
 {
-    for (int32_t i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= r->experts)
+    int64_t *tokens = r->activations + at(r, r->layer, 0);
+    for (int32_t i = 0; i < r->count; i++)
+        if (r->ids[i] >= 0 && r->ids[i] < r->experts)
+            tokens[r->ids[i]]++;
+    r->changed[r->layer] = 1;
+}
+
+int mira_ask(mira_residency *r)
+{
+    for (int32_t i = 0; i < r->count; i++)
+        if (r->ids[i] < 0 || r->ids[i] >= r->experts)
             return -1;
     memset(r->needed, 0, r->experts);
-    for (int32_t i = 0; i < count; i++)
-        r->needed[ids[i]] = 1;
-    r->layer = layer;
+    for (int32_t i = 0; i < r->count; i++)
+        r->needed[r->ids[i]] = 1;
     rank_changed(r);
     return look_up(r, 1);
 }

@@ -23,7 +23,7 @@ typedef struct {
     int32_t spare;               /* free slots of the reserve */
     int32_t staged, passing;     /* how many there are: on bets, in transit */
     int32_t idle_count;
-    int32_t layer;               /* of the step under way, as is what follows */
+    int32_t layer, count;        /* of the step under way, as is what follows; of its ids */
     int32_t here_count, called_count, absent_count, placed_count, waiting_count, next;
     int32_t arrived;             /* the last of `here` were bet on, and are there */
     int32_t bet_count;           /* bets placed by the last call */
@@ -31,6 +31,7 @@ typedef struct {
     int64_t evictions, bypassed; /* in all; who entered in transit was bypassed */
     int64_t issued, used, late, wasted, cancelled; /* bets in all; cancelled: never moved */
     double now, decay;           /* the heat's time in seconds, and what 100 ms leave of it */
+    const int64_t *ids;          /* [count]: may come several times */
     const double *worth;         /* [layers][experts], the policy's */
     const int32_t *ways;         /* [sets] */
     int32_t *held;               /* [sets]: residents */
@@ -43,6 +44,7 @@ typedef struct {
     int32_t *loser;              /* [layers]: whose it is, the first of equals */
     int64_t *hits, *misses;      /* [layers][experts], as are the next two */
     int64_t *prefetched, *prefetch_used;
+    int64_t *activations;        /* [layers][experts]: tokens that were routed there */
     uint8_t *needed;             /* [experts]: by the step */
     int32_t *here, *placed;      /* [experts][2]: experts and slots: residents, and those brought in */
     int32_t *called, *absent;    /* [experts]: staged; nowhere */
@@ -55,10 +57,13 @@ typedef struct {
     double *score, *since;       /* [layers][experts]: of the heat, and when decay began to run */
 } mira_residency;
 
-/* Look the experts ids[count] of a layer up, which may come several times, and count; bets that are
- * there are called in, those that failed are absent. Then go on as `place` does unless others are on
- * their way. -1: an expert that does not exist, and nothing done. */
-MIRA_API int mira_ask(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count);
+/* A layer is routed: count its tokens, and that their worth changes. */
+MIRA_API void mira_note(mira_residency *r);
+
+/* Look up whom the step wants, and count; bets that are there are called in, those that failed are
+ * absent. Then go on as `place` does unless others are on their way. -1: an expert that does not
+ * exist, and nothing done. */
+MIRA_API int mira_ask(mira_residency *r);
 
 /* The same for those that wait, uncounted: the next wave. */
 MIRA_API int mira_ask_again(mira_residency *r);
@@ -89,7 +94,7 @@ MIRA_API void mira_drop(mira_residency *r, int32_t layer, int32_t expert);
 
 /* Fill in what is `out`; bets that are not wanted are stale. Ids that do not exist are
  * passed over. */
-MIRA_API void mira_judge_bets(mira_residency *r, mira_routed *routed);
+void mira_judge_bets(mira_residency *r, mira_routed *routed);
 
 /* Bet on absent experts[count] of a layer, as far as there is room, in `bet`; one spare slot stays for a
  * demand, stale bets make way, the oldest first. */
