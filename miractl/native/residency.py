@@ -289,10 +289,15 @@ class ResidencyTable:
         """Free the slot of an expert, whatever its role."""
         self._release(self.address, *key)
 
+    @property
+    def passing(self) -> int:
+        """How many are in transit."""
+        count: int = self._struct.passing
+        return count
+
     def end_transit(self) -> None:
         """Free the slots of all who are in transit."""
-        if self._struct.passing:
-            self._end_transit(self.address)
+        self._end_transit(self.address)
 
     def present(self, layer: int) -> NDArray[np.uint8]:
         """Roles of the experts of a layer, 0 without a slot, [experts]; not to be written to."""

@@ -117,6 +117,10 @@ class SlotTable(Protocol):
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
 
+    @property
+    def passing(self) -> int:
+        """How many are in transit."""
+
     def end_transit(self) -> None:
         """Free the slots of all who are in transit."""
 
@@ -293,6 +297,11 @@ class PlainSlots(StagedResidency):
     def dismiss(self, experts: Collection[int]) -> None:
         """As the protocol says."""
         self._waiting = [expert for expert in self._waiting if expert not in experts]
+
+    @property
+    def passing(self) -> int:
+        """As the protocol says."""
+        return len(self._transit)
 
     def end_transit(self) -> None:
         """As the protocol says."""

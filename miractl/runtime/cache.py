@@ -19,6 +19,8 @@ from miractl.runtime.transfer import BACKGROUND, Ticket, Transfers
 
 NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
 FILLS = 4  # experts at most that are copied for later, once the host has computed them
+NOBODY: Sequence[int] = ()
+NONE: Mapping[int, int] = {}
 UNDER_WAY, ENDED = (State.QUEUED, State.RUNNING), (State.DONE, State.FAILED)
 
 
@@ -82,19 +84,15 @@ class ExpertCache:
         group's slots are good until the next one is asked for. `then` is called when all demands
         are on their way. Raises what a transfer raised.
         """
-        table, tokens = self.residency, Counter[int]()
+        table, tokens, asked = self.residency, NONE, self._clock()
         if self._host is not None:
-            tokens.update(step.ids.reshape(-1).tolist())
-        first = True
-        while first or table.waits:
-            asked = self._clock()
-            if not first:
-                self._punch("decide")
-            with self.lock:
-                here, left, waiting = self._find(step, tokens, first)
-            if first and then is not None:
-                then()
-            first = False
+            tokens = Counter(step.ids.reshape(-1).tolist())
+        self.transfers.poll()
+        with self.lock:
+            here, left, waiting = self._find(step, tokens, table.ask(step))
+        if then is not None:
+            then()
+        while True:
             try:
                 if here:
                     self._punch("hits")
@@ -114,8 +112,17 @@ class ExpertCache:
                 self._abandon(waiting)
                 raise
             finally:
-                with self.lock:
-                    table.end_transit()
+                if table.passing:
+                    with self.lock:
+                        table.end_transit()
+            if not table.waits:
+                break
+            self._punch("decide")
+            asked = self._clock()
+            self.transfers.poll()
+            with self.lock:
+                self._counters.waves += 1
+                here, left, waiting = self._find(step, tokens, table.ask_again())
         self._punch("sum")
 
     def _arrived(self, waiting: list[Ticket], asked: float) -> tuple[list[Ticket], list[Ticket]]:
@@ -144,39 +151,42 @@ class ExpertCache:
         host.computed(experts, tokens, self._clock() - began)
 
     def _find(
-        self, step: Routed, tokens: Mapping[int, int], first: bool
-    ) -> tuple[Pairs, list[int], list[Ticket]]:
+        self, step: Routed, tokens: Mapping[int, int], status: int
+    ) -> tuple[Pairs, Sequence[int], list[Ticket]]:
         """Split a wave of a step: slots that are ready, what the host computes, transfers.
 
-        The rest waits for another wave.
+        The rest waits for another wave. `status` is the table's, which has been asked.
         """
         table, keys = self.residency, self._keys[step.layer]
-        self.transfers.poll()
-        status = table.ask(step) if first else table.ask_again()
-        here, arrived = table.here, table.arrived
+        here, left = table.here, NOBODY
         coming: dict[ExpertKey, Ticket] = {}
+        if table.arrived:
+            for _, slot in here[-table.arrived :]:
+                self.transfers.wait(self._tickets[slot])
         if self._filling:
-            coming = self._filled(step.layer, here, first)
-        for _, slot in here[len(here) - arrived :]:
-            self.transfers.wait(self._tickets[slot])
+            coming = self._filled(keys, here)
         if status:
             self._make_room(status, keys, coming)
-        if self._filling:
-            self._drop_fills()
-        placed, left = table.placed, list[int]()
+        placed = table.placed
         if self._host is not None:
-            placed, left = self._leave(step.layer, placed, coming, tokens)
-        for ticket in coming.values():
-            self.transfers.overtake(ticket)
-            if table.is_staged(ticket.key):
-                table.call_in(ticket.key.expert)
-        counters = self._counters
-        counters.waves += not first
-        counters.waited += len(coming)
-        counters.on_host += len(left)
-        counters.copied += len(placed)
-        asked = [self.transfers.submit(keys[expert], slot) for expert, slot in placed]
+            self._drop_fills()
+            placed, left = self._leave(keys, placed, coming, tokens)
+        if coming:
+            self._await(coming)
+        if not placed:
+            return here, left, [*coming.values()]
+        self._counters.copied += len(placed)
+        submit = self.transfers.submit
+        asked = [submit(keys[expert], slot) for expert, slot in placed]
         return here, left, [*coming.values(), *asked]
+
+    def _await(self, coming: dict[ExpertKey, Ticket]) -> None:
+        """Transfers under way are waited for."""
+        for key, ticket in coming.items():
+            self.transfers.overtake(ticket)
+            if self.residency.is_staged(key):
+                self.residency.call_in(key.expert)
+        self._counters.waited += len(coming)
 
     def _make_room(
         self, status: int, keys: Sequence[ExpertKey], coming: dict[ExpertKey, Ticket]
@@ -201,11 +211,11 @@ class ExpertCache:
         assert slot is not None
         return self._tickets[slot]
 
-    def _filled(self, layer: int, here: Pairs, count: bool) -> dict[ExpertKey, Ticket]:
+    def _filled(self, keys: Sequence[ExpertKey], here: Pairs) -> dict[ExpertKey, Ticket]:
         """Take out of the residents those whose bytes are still on their way."""
         coming: dict[ExpertKey, Ticket] = {}
         for pair in list(here):
-            key = self._keys[layer][pair[0]]
+            key = keys[pair[0]]
             ticket = self._filling.pop(key, None)
             if ticket is None:
                 continue
@@ -214,8 +224,8 @@ class ExpertCache:
                 continue
             coming[key] = ticket
             here.remove(pair)
-            self.residency.hits[key] -= count
-            self.residency.misses[key] += count
+            self.residency.hits[key] -= 1
+            self.residency.misses[key] += 1
         return coming
 
     def _drop_fills(self) -> None:
@@ -229,7 +239,7 @@ class ExpertCache:
 
     def _leave(
         self,
-        layer: int,
+        keys: Sequence[ExpertKey],
         placed: Pairs,
         coming: dict[ExpertKey, Ticket],
         tokens: Mapping[int, int],
@@ -240,7 +250,7 @@ class ExpertCache:
         for later, behind everything else.
         """
         assert self._host is not None
-        table, keys, waiting = self.residency, self._keys[layer], self.residency.waiting
+        table, waiting = self.residency, self.residency.waiting
         absent = [keys[expert] for expert in (*(e for e, _ in placed), *waiting)]
         chosen = self._host.choose(absent, coming, tokens, self._clock())
         for key in chosen & coming.keys():
@@ -250,6 +260,7 @@ class ExpertCache:
             elif self.transfers.cancel(ticket):
                 table.drop(key)
         left = {key.expert for key in chosen}
+        self._counters.on_host += len(left)
         table.dismiss(left)
         for expert, slot in placed:
             if expert in left:

@@ -49,30 +49,33 @@ class LayerRuns:
         self.stopwatch.begin("decide")
         try:
             with self._one_at_a_time:
-                return self._run(layer, module, x, ids, scores)
+                step, then = self._record(layer, ids, scores), None
+                if self.prefetcher is not None:
+                    self.prefetcher.settle(step)
+                    then = partial(self.prefetcher.bet, step, x)
+                if len(step.ids) > 1:
+                    return self._split(module, x, step, scores, then)
+                return self._step(module, x, step, scores, then)
         finally:
             self.stopwatch.begin("attention")
 
-    def _run(
+    def _split(
         self,
-        layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
-        ids: torch.Tensor,
+        step: Routed,
         scores: torch.Tensor,
+        then: Callable[[], None] | None,
     ) -> torch.Tensor:
-        step, then = self._record(layer, ids, scores), None
-        if self.prefetcher is not None:
-            self.prefetcher.settle(step)
-            then = partial(self.prefetcher.bet, step, x)
+        """As many tokens at a time as there is memory for their parts."""
         tokens, top = step.ids.shape
-        limit = max(1, PART_BYTES // (top * x.shape[1] * x.element_size())) if tokens > 1 else 1
+        limit = max(1, PART_BYTES // (top * x.shape[1] * x.element_size()))
         if tokens <= limit:
             return self._step(module, x, step, scores, then)
         parts = []
         for at in range(0, tokens, limit):
             s = slice(at, at + limit)
-            part = Routed(layer, step.ids[s], step.scores[s], step.segments, step.step)
+            part = Routed(step.layer, step.ids[s], step.scores[s], step.segments, step.step)
             parts.append(self._step(module, x[s], part, scores[s], then))
             then = None
         return torch.cat(parts)
@@ -86,9 +89,10 @@ class LayerRuns:
         then: Callable[[], None] | None,
     ) -> torch.Tensor:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
-        experts = len(set(step.ids.reshape(-1).tolist()))
+        ids = step.ids
+        experts = len(set(ids.reshape(-1).tolist()))
         groups = self.cache.serve(step, then)
-        return self.compute.mix(step.layer, module, x, step.ids, scores, experts, groups)
+        return self.compute.mix(step.layer, module, x, ids, scores, experts, groups)
 
     def _record(self, layer: int, ids: torch.Tensor, scores: torch.Tensor) -> Routed:
         cache, sequences = self.cache, self.sequences
