@@ -276,9 +276,11 @@ class Layer:
             weights.check("weights", 4 * pairs, FLOAT_ALIGNMENT)
             y.check("y", 4 * tokens * hidden, FLOAT_ALIGNMENT)
         table = self._table  # kept: another thread may put experts while this call runs
+        scores = None if weights is None else weights.address
+        out = None if y is None else y.address
         self.run_at(
-            *(x.address, tokens, ids.address, top, weights and weights.address),
-            *(parts.address, y and y.address, pool, table.address),
+            *(x.address, tokens, ids.address, top),
+            *(scores, parts.address, out, pool, table.address),
         )
 
     def run_at(

@@ -60,7 +60,7 @@ class SharedInput:
         self._last: _Products | None = None
 
     def product(self, module: DenseLinear, x: torch.Tensor) -> torch.Tensor:
-        """x W^T, float32 [..., rows of W]."""
+        """X W^T, float32 [..., rows of W]."""
         last = self._last  # kept: another thread may have called meanwhile
         if last is not None and last.of(x):
             if (y := last.outputs.pop(module, None)) is not None:
@@ -109,7 +109,7 @@ def _version(x: torch.Tensor) -> int | None:
 
 
 def _multiply(stack: Stack, x: torch.Tensor, pool: Pool | None) -> list[torch.Tensor]:
-    """x [..., columns] times each matrix: float32 [..., rows] of each."""
+    """X [..., columns] times each matrix: float32 [..., rows] of each."""
     given = x if x.dtype is torch.float32 else x.float()
     given = given.contiguous()
     *outer, columns = given.shape
@@ -122,7 +122,7 @@ def _multiply(stack: Stack, x: torch.Tensor, pool: Pool | None) -> list[torch.Te
         return [only]
     y = torch.empty(tokens * stack.width)
     stack.multiply_at(given.data_ptr(), tokens, y.data_ptr(), pool)
-    parts = y.split([tokens * rows for rows in stack.rows])
+    parts = torch.split_with_sizes(y, [tokens * rows for rows in stack.rows])
     return [part.view(*outer, rows) for part, rows in zip(parts, stack.rows, strict=True)]
 
 

@@ -94,7 +94,8 @@ def _products(
     """Rows of x times their expert's matrix, plus its bias if it has one."""
     bias = f"{name}_bias"
     y = x.new_empty(len(x), weights[0][name].shape[1 if transposed else 0])
-    for given, result, own in zip(x.split(counts), y.split(counts), weights, strict=True):
+    parts = torch.split_with_sizes(x, counts), torch.split_with_sizes(y, counts)
+    for given, result, own in zip(*parts, weights, strict=True):
         matrix = own[name] if transposed else own[name].t()
         if bias in own:
             torch.addmm(own[bias], given, matrix, out=result)

@@ -1,8 +1,8 @@
 """Root mean square norms by one call of the library, where stock modules make eight of torch's.
 
-Which modules are such norms is found by asking them, not by their names: one whose answers are to
-the last bit those of the formula, with its weights or with one more than its weights, is computed
-by it. For other numbers than float32, and for other arguments than one tensor, it stays what it was.
+Which modules are such norms is found by asking them, not by their names: one whose answers are, to
+the last bit, those of the formula with its weights or with one more than its weights is computed by
+it. For other numbers than float32, and for other arguments than one tensor, it stays what it was.
 """
 
 import itertools
@@ -24,7 +24,7 @@ def install(model: torch.nn.Module, pool: Pool | None) -> int:
         norm = find_norm(module)
         if norm is not None:
             # On the object: hooks and whoever asks for its weights or class still find the module.
-            module.forward = _forward(norm, module.forward, pool)  # type: ignore[method-assign]
+            module.forward = _forward(norm, module.forward, pool)
             found += 1
     return found
 
@@ -34,7 +34,12 @@ def find_norm(module: torch.nn.Module) -> Norm | None:
     """What a module computes if that is a norm of float32 rows; None if not."""
     own = dict(module.named_parameters())
     weight = own.pop("weight", None)
-    if weight is None or own or list(module.children()) or list(module.buffers()):
+    if (
+        weight is None
+        or own
+        or any(True for _ in module.children())
+        or any(True for _ in module.buffers())
+    ):
         return None
     if weight.dim() != 1 or weight.dtype is not torch.float32 or weight.device.type != "cpu":
         return None
