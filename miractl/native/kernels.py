@@ -278,10 +278,8 @@ class Layer:
         table = self._table  # kept: another thread may put experts while this call runs
         scores = None if weights is None else weights.address
         out = None if y is None else y.address
-        self.run_at(
-            *(x.address, tokens, ids.address, top),
-            *(scores, parts.address, out, pool, table.address),
-        )
+        where = table.address
+        self.run_at(x.address, tokens, ids.address, top, scores, parts.address, out, pool, where)
 
     def run_at(
         self,
