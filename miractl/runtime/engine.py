@@ -177,7 +177,8 @@ class Engine:
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         layout = slot_layout(outline, device, dtype)
         refuse_link(options, layout, device)
-        plan = slots_for(options, outline, layout, device, dtype)
+        dense = _dense_shapes(options, outline, device)
+        plan = slots_for(options, outline, layout, device, dtype, dense)
         if options.emulate_link is not None:
             everything = plan.expert_bytes * outline.experts * len(outline.layers)
             refuse_too_large(everything, this_machine(device))
@@ -185,7 +186,6 @@ class Engine:
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         threads = pick_threads(outline, options.threads) if device.type == "cpu" else 1
-        dense = _dense_shapes(options, outline, device)
         pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
         blocks = DenseBlocks(dense, pool) if dense else None
         model = checkpoint.load_others(dtype, device, blocks, **options.model_options)
