@@ -10,6 +10,7 @@ bytes that were planned for the process, if any, then a line for each line on st
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def accelerate(options: argparse.Namespace) -> tuple[Contender, None]:
         options.folder, dtype=torch.bfloat16, device_map="auto",
         max_memory={"cpu": options.cpu_memory}, offload_folder=options.offload,
     )  # fmt: skip
-    return Contender(model.eval()), None
+    return Contender(model.eval(), device=torch.device("cpu")), None  # some are on none
 
 
 def main() -> None:
@@ -72,11 +73,7 @@ def main() -> None:
         contender.forget()
         contender.run(torch.tensor([request["prompt"]]), request["tokens"])
         laps = {"prefill": contender.prefill[0], "decode": contender.decode[0]}
-        facts = {
-            name: {"tokens": lap.tokens, "seconds": lap.seconds, "cpu_seconds": lap.cpu_seconds}
-            for name, lap in laps.items()
-        }
-        print(json.dumps(facts), flush=True)
+        print(json.dumps({name: asdict(lap) for name, lap in laps.items()}), flush=True)
 
 
 if __name__ == "__main__":
