@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM
 
 from miractl.plan.request import PlanRequest
 from miractl.profiles import load_profile
-from miractl.runtime.engine import Engine, EngineOptions, quiet_transformers
+from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.speed import Contender
+from miractl.runtime.tokenizer import quiet_transformers
 from miractl.server.planned import plan_to_serve
 
 

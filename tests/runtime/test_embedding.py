@@ -9,7 +9,8 @@ import torch
 from miractl.errors import MiractlError
 from miractl.runtime.embedding import StoredEmbedding, stand_in
 from miractl.runtime.engine import Engine
-from miractl.runtime.loading import Checkpoint, read_outline
+from miractl.runtime.loading import Checkpoint
+from miractl.runtime.outline import read_outline
 from tests.runtime.models import make_model, options
 
 
