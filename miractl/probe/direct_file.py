@@ -85,13 +85,21 @@ class DirectFile:
                 f"{self.path} now ends at byte {now.st_size:,}, a read from byte {start:,} needs "
                 f"{needed:,} bytes"
             )
-        if (now.st_size, now.st_mtime_ns) != (self.size, self._opened.st_mtime_ns):
+        if self._is_other(now):
             raise MiractlError(
                 f"{self.path} was written to since it was opened: its bytes from {start:,} cannot "
                 "be trusted",
                 hint="restart the server, with the file that is there now",
             )
         return fetched
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it was written to or cut since it was opened, so that reads fail."""
+        return self._is_other(os.fstat(self._descriptor))
+
+    def _is_other(self, now: os.stat_result) -> bool:
+        return (now.st_size, now.st_mtime_ns) != (self.size, self._opened.st_mtime_ns)
 
     def _read(self, views: Sequence[memoryview], start: int) -> int:
         """Fill the buffers as far as the file goes; returns the bytes."""

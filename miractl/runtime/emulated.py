@@ -68,6 +68,11 @@ class EmulatedLink:
             left = 0.0 if self._running is None else self._free_at - now
             return left + self._waiting().count(DEMAND) * self.seconds_each
 
+    @property
+    def stalled(self) -> float:
+        """Never: this link does not fail."""
+        return 0.0
+
     def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
         """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
         ticket = Ticket(key, slot, rank=rank)

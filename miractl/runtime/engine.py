@@ -47,9 +47,11 @@ from miractl.runtime.transfer import TransferQueue, Transfers
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 from miractl.telemetry.timeline import Timeline
+from miractl.units import format_seconds
 
 log = logging.getLogger(__name__)
 
+STALLED = 10.0  # seconds without an end of any read, from which on the disk is said to hang
 MB = 10**6  # the unit of dma_buffer_size_mb
 
 
@@ -209,6 +211,12 @@ class Engine:
     def expert_rows(self) -> list[ExpertRow]:
         """One row for every (layer, expert), used or not."""
         return facts.expert_rows(self)
+
+    def fault(self) -> str | None:
+        """Why requests fail or wait: a read that hangs, a file that was changed; None: neither."""
+        if (seconds := self.cache.transfers.stalled) >= STALLED:
+            return f"no read from {self.options.model_path} has ended for {format_seconds(seconds)}"
+        return self.source.fault()
 
     def timeline(self, last: int) -> Timeline:
         """Where the time of the last steps went."""

@@ -48,6 +48,13 @@ class CheckpointFiles:
         while self._tables:
             self._tables.pop().close()
 
+    def fault(self) -> str | None:
+        """Which file was written to or cut, so that requests fail; None: all are as they were."""
+        for path, file in list(self._files.items()):
+            if file.is_changed:
+                return f"{path} was written to since it was opened"
+        return None
+
     def read_into(self, buffer: torch.Tensor, source: TensorRange) -> int:
         """Fill `buffer`, uint8 [source.nbytes]. Returns and raises as `scatter`."""
         return self.scatter([buffer], source.file, source.start)
