@@ -134,7 +134,9 @@ def turn(contender: Contender, options: argparse.Namespace, to: Found) -> None:
             peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
             to.peak_bytes.append(int(peak[1]) * 1024 if peak else 0)
             to.planned_bytes += [planned] if planned else []
-    except (TimeoutError, EOFError, BrokenPipeError) as error:
+    except TimeoutError:
+        to.errors.append(f"not done after {options.patience:.0f} s")
+    except (EOFError, BrokenPipeError) as error:
         killed = ", killed for memory" if group and group.kills else ""
         to.errors.append(f"{error}{killed}")
     finally:
