@@ -19,7 +19,6 @@ from miractl.policy.registry import ONLINE, make_policy
 from miractl.policy.routing import Routed
 from miractl.policy.slots import make_slots
 from miractl.runtime.cache import ExpertCache
-from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.host_compute import HostCompute
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import totals
@@ -97,7 +96,7 @@ class _Run:
         host = None if served.host in (None, "off") else HostCompute(link, served.host == "on")
         self.cache = ExpertCache(
             make_slots(slots[0], served.ways, served.staged, self.brain),
-            *(link, ExpertCounts(*sizes[:2]), trace.expert_bytes or 1, told),
+            *(link, trace.expert_bytes or 1, told),
             host=host,
         )
         self.steps = 0  # that are through

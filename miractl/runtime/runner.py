@@ -34,7 +34,6 @@ class LayerRuns:
         self.sequences, self.recording = sequences, recording
         self._one_at_a_time = threading.Lock()
 
-    @torch.no_grad()
     def run(
         self,
         layer: int,
@@ -44,34 +43,40 @@ class LayerRuns:
         scores: torch.Tensor,
     ) -> torch.Tensor:
         """Compute x [T, H] by ids and scores [T, k] -> [T, H]; long steps are split over tokens."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.run(layer, module, x, ids, scores)
         self.stopwatch.begin("decide")
         try:
-            return self._run(layer, module, x, ids, scores)
+            with self._one_at_a_time:
+                step, then = self._record(layer, x, ids, scores), None
+                if self.prefetcher is not None:
+                    self.prefetcher.settle(step)
+                    then = partial(self.prefetcher.bet, step, x)
+                if len(step.ids) > 1:
+                    result = self._split(module, x, step, scores, then)
+                else:
+                    result = self._step(module, x, step, scores, then)
+                if self.recording is not None:
+                    self.recording.computed()
+                return result
         finally:
             self.stopwatch.begin("attention")
 
-    def _run(
+    def _split(
         self,
-        layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
-        ids: torch.Tensor,
+        step: Routed,
         scores: torch.Tensor,
+        then: Callable[[], None] | None,
     ) -> torch.Tensor:
-        limit = max(1, PART_BYTES // (ids.shape[1] * x.shape[1] * x.element_size()))
-        with self._one_at_a_time:
-            step = self._record(layer, ids, scores, limit)
+        """As many tokens at a time as there is memory for their parts."""
+        parts = []
+        for rows, part in step.parts(self._limit(step, x)):
+            parts.append(self._step(module, x[rows], part, scores[rows], then))
             then = None
-            if self.prefetcher is not None:
-                self.prefetcher.settle(step)
-                then = partial(self.prefetcher.bet, step, x)
-            parts = []
-            for rows, part in step.parts(limit):
-                parts.append(self._step(module, x[rows], part, scores[rows], then))
-                then = None
-            if self.recording is not None:
-                self.recording.computed()
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _step(
         self,
@@ -82,23 +87,32 @@ class LayerRuns:
         then: Callable[[], None] | None,
     ) -> torch.Tensor:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
-        experts = len(set(step.ids.reshape(-1).tolist()))
+        ids = step.ids
+        experts = len(set(ids.reshape(-1).tolist()))
         groups = self.cache.serve(step, then)
-        return self.compute.mix(step.layer, module, x, step.ids, scores, experts, groups)
+        return self.compute.mix(step.layer, module, x, ids, scores, experts, groups)
 
-    def _record(self, layer: int, ids: torch.Tensor, scores: torch.Tensor, limit: int) -> Routed:
+    @staticmethod
+    def _limit(step: Routed, x: torch.Tensor) -> int:
+        """Tokens that there is memory for."""
+        limit: int = max(1, PART_BYTES // (step.ids.shape[1] * x.shape[1] * x.element_size()))
+        return limit
+
+    def _record(
+        self, layer: int, x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor
+    ) -> Routed:
         cache, sequences = self.cache, self.sequences
         if self.recording is not None:
             scores = scores.to(torch.float16)  # as it is recorded: this decides, and computes not
         ids, scores = plain(ids, torch.int64), plain(scores, torch.float32)  # read back, once
         at = ids.data_ptr(), scores.data_ptr()
-        segments = sequences.segments(len(ids))
-        step = Routed(layer, ids.numpy(), scores.numpy(), segments, sequences.step, at)
+        own = ids.numpy()
+        segments = sequences.segments(len(own))
+        step = Routed(layer, own, scores.numpy(), segments, sequences.step, at)
         with cache.lock:
             cache.residency.record(step)
-            if layer == 0:
-                cache.counters.steps += 1
-                cache.counters.tokens += len(ids)
+        if layer == 0:
+            cache.count_step(len(own))
         if self.recording is not None:
-            self.recording.record(step, cache.residency.policy.seconds, limit)
+            self.recording.record(step, cache.residency.policy.seconds, self._limit(step, x))
         return step

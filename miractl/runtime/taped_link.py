@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from miractl.native.residency import Progress, State
+from miractl.policy.keys import ExpertKey
 from miractl.runtime.tape import NANOSECONDS, Kind, Numbers, PartedError, Tape, TapedClock, confirm
-from miractl.runtime.transfer import DEMAND, State, Ticket, Transfers, TransferStats
+from miractl.runtime.transfer import DEMAND, Ticket, Transfers, TransferStats
 
 STATES = tuple(State)
 MOVED = (State.DONE, State.FAILED)
@@ -51,6 +53,11 @@ class TapedLink:
         return replace(moved, waited_seconds=self._times[1] / NANOSECONDS)
 
     @property
+    def stalled(self) -> float:
+        """The link's; nothing is decided by it."""
+        return 0.0 if self._link is None else self._link.stalled
+
+    @property
     def pending(self) -> tuple[int, int]:
         """As the protocol says."""
         demands, bets = self._tape.take(Kind.PENDING, lambda: list(self._real.pending))
@@ -62,11 +69,13 @@ class TapedLink:
         (found,) = self._tape.take(Kind.BACKLOG, lambda: [round(self._real.backlog * NANOSECONDS)])
         return found / NANOSECONDS
 
-    def submit(self, key: Any, slot: int, rank: float = DEMAND) -> Ticket:
+    def submit(
+        self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
+    ) -> Ticket:
         """As the protocol says. Raises PartedError for another expert than recorded."""
         confirm(self._tape, Kind.SUBMIT, *key)
         real = None if self._link is None else self._link.submit(key, slot, rank)
-        ticket = TapedTicket(key, slot, rank=rank, number=self._submitted, real=real)
+        ticket = TapedTicket(key, slot, rank, progress, number=self._submitted, real=real)
         self._open[ticket.number] = ticket
         self._submitted += 1
         return ticket
@@ -100,7 +109,7 @@ class TapedLink:
         elif self._link is not None:
             self._link.wait(_real(ticket))  # raises what it raised, waits for its stream
         if ticket.state is not State.DONE:
-            raise PartedError(f"a transfer that is {ticket.state.value} was waited for")
+            raise PartedError(f"a transfer that is {ticket.state.name} was waited for")
 
     def close(self) -> None:
         """As the protocol says."""
@@ -148,12 +157,14 @@ class TapedLink:
         ticket = self._open.get(self._submitted - back)
         if ticket is None or not 0 <= state < len(STATES):
             raise PartedError(f"no transfer {back} back with a state {state}")
-        ticket.state = STATES[state]
-        if ticket.state in (State.RUNNING, *MOVED):
-            ticket.began_at = self._clock.time(began)
-        if ticket.state in MOVED:
-            ticket.finished_at = self._clock.time(finished)
-        if ticket.state is not State.RUNNING:
+        found = STATES[state]
+        if found in (State.RUNNING, *MOVED):
+            ticket.begin(self._clock.time(began))
+        if found in MOVED:
+            ticket.end(self._clock.time(finished), found)
+        if found is State.CANCELLED:
+            ticket.cancel()
+        if found is not State.RUNNING:
             del self._open[ticket.number]
 
 
