@@ -45,17 +45,21 @@ class Recording:
                 self._write(self._recorder)
             except OSError as error:
                 log.error("cannot record to %s any more: %s", self._recorder.path, error.strerror)
-                self.close()
+                self._finish(is_told=True)
 
     def close(self) -> None:
         """Write the file."""
+        self._finish(is_told=False)
+
+    def _finish(self, is_told: bool) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
         try:
             tokens = recorder.finish()
         except MiractlError as error:
-            log.error("%s", error.message)
+            if not is_told:
+                log.error("%s", error.message)
         else:
             log.info("recorded %d tokens to %s", tokens, recorder.path)
 
