@@ -82,7 +82,7 @@ class Recording:
         """Write the file; a step under way is left out."""
         if self._recorder is not None:
             self._end_step()
-        self._finish()
+        self._finish(is_told=False)
 
     def _end_step(self) -> bool:
         """Pass the step on; False if it has not come to its end."""
@@ -94,17 +94,18 @@ class Recording:
             self._write(recorder)
         except OSError as error:
             log.error("cannot record to %s any more: %s", recorder.path, error.strerror)
-            self._finish()
+            self._finish(is_told=True)
         return True
 
-    def _finish(self) -> None:
+    def _finish(self, is_told: bool) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
         try:
             tokens = recorder.finish({**self._about, "lost": self._lost}, tape=self._lost is None)
         except MiractlError as error:
-            log.error("%s", error.message)
+            if not is_told:
+                log.error("%s", error.message)
         else:
             log.info("recorded %d tokens to %s", tokens, recorder.path)
 
