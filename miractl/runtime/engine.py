@@ -18,7 +18,7 @@ from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
 from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_slots
-from miractl.runtime import facts, kv, norms, timing
+from miractl.runtime import facts, kv, norms, rotary, timing
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for, this_machine
@@ -190,6 +190,7 @@ class Engine:
             torch.set_num_threads(threads)
             if why_not() is None:
                 norms.install(model, pool)
+                rotary.install(model)
             use_huge_pages(model)
         kv.install()
         give_back()
