@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from miractl.native.library import library
+from miractl.native.library import library, short_calls
 from miractl.native.replay import Routing, routing_struct
 
 Floats = NDArray[np.float32]
@@ -86,6 +86,26 @@ class PredictorState:
         self.scores = np.zeros((self.layers, self.lanes), np.float32)
         self.ids = np.zeros((2, self.layers, self.top), np.uint16)
         self.scratch = np.zeros((2, self.lanes), np.float32)
+
+
+class Foretold(ctypes.Structure):
+    """What a router that is asked early says of [experts], as `guess`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("ids", "weights", "guess")),
+        *((name, ctypes.c_int32) for name in ("tokens", "top", "experts")),
+    )
+
+    def __init__(self, guess: NDArray[np.float64]) -> None:
+        """Raises MiractlError without the library."""
+        super().__init__(guess=guess.ctypes.data, experts=len(guess))
+        self._guess, self._address = guess, ctypes.addressof(self)
+        self._take = short_calls().mira_lookahead
+
+    def take(self, ids: int, weights: int, count: int, top: int) -> None:
+        """Set the guess by `count` int64 and float32 at these addresses, or 0: no weights."""
+        self.ids, self.weights, self.tokens, self.top = ids, weights, count // top, top
+        self._take(self._address)
 
 
 def recall(guess: NDArray[np.float64], ids: int, count: int) -> float:

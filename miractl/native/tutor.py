@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 
 from miractl.native.learner import Learner
-from miractl.native.library import library
+from miractl.native.library import library, short_calls
 from miractl.native.replay import Routing, check_learner, routing_struct
 
 
 class _Lesson(ctypes.Structure):
     _fields_ = [("learner", ctypes.c_void_p), ("text", ctypes.c_void_p)]
+
+
+class _Rating(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("learners", "starts", "ids", "probabilities")),
+        *(("worth", ctypes.c_void_p), ("nearer", ctypes.c_double)),
+        *((name, ctypes.c_int32) for name in ("count", "layer")),
+    ]
 
 
 class Course:
@@ -23,26 +31,25 @@ class Course:
         self.learners = tuple(learners)
         self._addresses = (ctypes.c_void_p * count)(*(one.address for one in learners))
         self._starts = np.zeros(count, np.uint8)
-        self._learners = ctypes.addressof(self._addresses), count
-        self._told = self._starts.ctypes.data
-        self._rate = library().mira_rate
+        self._told = _Rating(
+            ctypes.addressof(self._addresses), self._starts.ctypes.data, count=count
+        )
+        self._told_at = ctypes.addressof(self._told)
+        self._rate = short_calls().mira_rate
 
     def rate(
-        self,
-        layer: int,
-        ids: int,
-        probabilities: int,
-        nearer: float = 0.0,
-        worth: int | None = None,
+        self, layer: int, ids: int, probabilities: int, nearer: float = 0.0, worth: int = 0
     ) -> bool:
         """One layer of one more token of each; False, and nothing done, for unknown experts.
 
         `ids` and `probabilities` are addresses of int64 and float32 [streams, k], `worth` that of
-        float64 [experts]: of one stream alone it gets the scores, more by `nearer`. What the tokens
-        teach is left to a lesson.
+        float64 [experts], or 0: of one stream alone it gets the scores, more by `nearer`. What the
+        tokens teach is left to a lesson.
         """
-        told = *self._learners, layer, self._told, ids, probabilities, nearer, worth
-        return not self._rate(*told)
+        told = self._told
+        told.layer, told.ids, told.probabilities = layer, ids, probabilities
+        told.nearer, told.worth = nearer, worth
+        return not self._rate(self._told_at)
 
 
 class Tutor:

@@ -1,8 +1,9 @@
 /* Which bets are worth their risk.
  *
- * A bet that comes true saves the time its transfer was under way before the layer was routed. One
- * that does not may make demands wait: for what is left of the transfer, or of its chunk. A bet is
- * proposed if by its probability the first outweighs the second, and a price for bytes in vain.
+ * A bet that comes true saves the time its transfer was under way before the layer was routed, all
+ * of them together never more than the layer would have waited. One that does not may make demands
+ * wait: for what is left of the transfer, or of its chunk. A bet is proposed if by its probability the
+ * first outweighs the second, and a price for bytes in vain.
  * Three things make that safe whatever the guesses are:
  *
  * - the probability is what became of earlier guesses alike, of absent experts;
@@ -163,12 +164,14 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
     size_t row = (size_t)at.layer * b->most;
     take(b, &at, p, there);
     int32_t room = at.room < b->most ? at.room : b->most, count = 0;
+    double saved = 0;
     for (; count < room && at.transfer > 0; count++) {
         int32_t e = likeliest(b);
         double sure = b->sure[e];
         if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, at.confidence))
             break; /* not likely enough even if it delays nobody */
         prospect found = look(b, &at);
+        found.hidden = fmin(found.hidden, at.stall - saved);
         double cost = found.sure_cost
                       + (1 - sure) * (found.vain_cost + b->price * at.transfer);
         if (found.hidden <= 0 || sure * found.hidden <= cost
@@ -181,6 +184,7 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
         b->risk[row + count] = found.risk;
         b->sure[e] = -1;
         chosen[count] = (uint16_t)e;
+        saved += sure * found.hidden;
         at.link += at.transfer;
         at.promised += found.risk;
     }
@@ -237,17 +241,22 @@ void mira_bets_account(mira_bets *b, double gained, double lost, double transfer
     b->balance = b->balance < most ? b->balance : most;
 }
 
-void mira_bets_settle(mira_bets *b, int32_t layer, const int64_t *ids, int32_t count,
-                      const uint8_t *role, double gained, double lost, double transfer)
+void mira_bets_settle(mira_bets *b, mira_residency *r, mira_routed *in)
 {
-    int32_t fetch = 0;
-    memset(b->wanted, 0, b->experts);
-    for (int32_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || ids[i] >= b->experts)
-            continue; /* refused when it is asked for */
-        b->wanted[ids[i]] = 1;
-        fetch |= role[ids[i]] != MIRA_RESIDENT;
-    }
-    mira_bets_judge(b, layer, b->wanted, fetch, transfer);
-    mira_bets_account(b, gained, fetch ? lost : 0, transfer);
+    mira_judge_bets(r, in);
+    if (in->transfer <= 0)
+        return;
+    mira_bets_judge(b, in->layer, r->needed, in->missing > 0, in->transfer);
+    mira_bets_account(b, in->gained, in->lost, in->transfer);
+}
+
+void mira_bets_place(mira_bets *b, mira_residency *r, mira_moment *at, const double *guesses)
+{
+    int32_t room = r->staging_limit - r->staged + r->stale_count;
+    at->room = room > 0 ? room : 0;
+    for (int32_t e = 0; e < b->experts; e++)
+        b->told[e] = (float)guesses[e];
+    const uint8_t *role = r->role + (size_t)at->layer * r->experts;
+    int32_t count = mira_bets_choose(b, at, b->told, role, b->chosen);
+    mira_stage(r, at->layer, b->chosen, count);
 }

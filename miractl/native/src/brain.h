@@ -60,12 +60,20 @@ typedef struct {
 MIRA_API void mira_learn(mira_learner *learner, int32_t layer, int32_t starts, const uint16_t *ids,
                          const float *probabilities);
 
-/* The first half of it, for one token of each of several learners that share their tables: ids and
- * probabilities[count, top]. Of one alone, unless worth is NULL, worth[experts] becomes its scores,
- * more by `nearer`. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
-MIRA_API int mira_rate(mira_learner *const *learners, int32_t count, int32_t layer,
-                       const uint8_t *starts, const int64_t *ids, const float *probabilities,
-                       double nearer, double *worth);
+/* One token of each of several learners that share their tables. */
+typedef struct {
+    mira_learner *const *learners; /* [count] */
+    const uint8_t *starts;         /* [count]: whether a text begins, at the first layer */
+    const int64_t *ids;            /* [count, top] */
+    const float *probabilities;
+    double *worth;                 /* [experts], or NULL */
+    double nearer;
+    int32_t count, layer;
+} mira_rating;
+
+/* The first half of mira_learn for them. Of one alone, worth becomes its scores, more by `nearer`.
+ * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_rate(const mira_rating *rating);
 
 /* What is left to learn: the second half of mira_learn for the last token, or a whole text. */
 typedef struct {
@@ -154,10 +162,17 @@ MIRA_API void mira_markov_guess(const float *by_layer, const float *by_token, in
                                 int32_t ahead, const int64_t *ids, const int64_t *past, int32_t top,
                                 double of_layer, double *scratch, double *guess);
 
-/* What routers asked early say, as guess[experts]: 1/2 to 1 for whom they choose, by the weights[tokens,
- * top] or all 1 if that is NULL; for any of the tokens. Ids that do not exist are passed over. */
-MIRA_API void mira_lookahead(const int64_t *ids, const float *weights, int32_t tokens, int32_t top,
-                             int32_t experts, double *guess);
+/* What a router asked early says. */
+typedef struct {
+    const int64_t *ids;   /* [tokens, top]: whom it chooses */
+    const float *weights; /* [tokens, top]; NULL: all alike */
+    double *guess;        /* [experts] */
+    int32_t tokens, top, experts;
+} mira_foretold;
+
+/* Set guess: 1/2 to 1 for whom it chooses, by weight, for any of the tokens. Ids that do not exist are
+ * passed over. */
+MIRA_API void mira_lookahead(const mira_foretold *told);
 
 /* Over a recording: probabilities[tokens, layers, experts] of each expert as known `ahead` layers
  * before, of the first `ahead` layers at the beginning of the token. */

@@ -200,19 +200,20 @@ void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilitie
     }
 }
 
-void mira_lookahead(const int64_t *ids, const float *weights, int32_t tokens, int32_t top,
-                    int32_t experts, double *guess)
+void mira_lookahead(const mira_foretold *in)
 {
-    memset(guess, 0, experts * sizeof *guess);
-    for (int32_t t = 0; t < tokens; t++, ids += top) {
+    double *guess = in->guess;
+    memset(guess, 0, in->experts * sizeof *guess);
+    for (int32_t t = 0; t < in->tokens; t++) {
+        const int64_t *ids = in->ids + (size_t)t * in->top;
+        const float *weights = in->weights ? in->weights + (size_t)t * in->top : NULL;
         float most = 1e-9f;
-        for (int32_t i = 0; weights && i < top; i++)
+        for (int32_t i = 0; weights && i < in->top; i++)
             most = weights[i] > most ? weights[i] : most;
-        for (int32_t i = 0; i < top; i++) {
+        for (int32_t i = 0; i < in->top; i++) {
             double share = weights ? weights[i] / most : 1;
-            if (ids[i] >= 0 && ids[i] < experts)
+            if (ids[i] >= 0 && ids[i] < in->experts)
                 guess[ids[i]] = 1 - (1 - guess[ids[i]]) * (0.5 - 0.5 * (share > 0 ? share : 0));
         }
-        weights += weights ? top : 0;
     }
 }

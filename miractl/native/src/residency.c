@@ -40,7 +40,7 @@ static void rank_changed(mira_residency *r)
         }
 }
 
-static void enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role)
+void residency_enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role)
 {
     size_t key = at(r, layer, expert);
     r->role[key] = (uint8_t)role;
@@ -54,7 +54,7 @@ static void enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot
     if (role == MIRA_TRANSIT)
         r->transit[r->passing++] = (int32_t)key;
     else
-        r->staged++;
+        staged_enter(r, (int32_t)key, slot);
 }
 
 /* An expert gives up its role; its slot. */
@@ -70,7 +70,7 @@ static int32_t leave(mira_residency *r, int32_t layer, int32_t expert)
     }
     r->spare++;
     if (role == MIRA_STAGED) {
-        r->staged--;
+        staged_leave(r, (int32_t)key, r->slot[key]);
         return r->slot[key];
     }
     int32_t i = 0;
@@ -127,7 +127,7 @@ static void evict(mira_residency *r, const room *found)
     int32_t slot = leave(r, found->layer, found->expert);
     r->evictions++;
     if (keeps)
-        enter(r, found->layer, found->expert, slot, MIRA_TRANSIT);
+        residency_enter(r, found->layer, found->expert, slot, MIRA_TRANSIT);
     else
         r->idle[r->idle_count++] = slot;
 }
@@ -143,7 +143,7 @@ static int demand(mira_residency *r, int32_t expert)
     else
         r->bypassed++;
     int32_t slot = r->idle[--r->idle_count], *pair = r->placed + 2 * r->placed_count++;
-    enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
+    residency_enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
     pair[0] = expert;
     pair[1] = slot;
     return 1;
@@ -162,43 +162,63 @@ int mira_place(mira_residency *r, int32_t skip)
     return MIRA_PLACED;
 }
 
-/* Sort those that the step needs by where they are. */
-static int look_up(mira_residency *r)
+/* Sort those that the step needs by where they are, and go on with them. */
+static int look_up(mira_residency *r, int32_t count)
 {
-    r->here_count = r->called_count = r->absent_count = 0;
+    int32_t failed = 0, *arrived = r->waiting; /* free until somebody has to wait again */
+    r->here_count = r->called_count = r->absent_count = r->arrived = 0;
     r->placed_count = r->waiting_count = r->next = 0;
     for (int32_t e = 0; e < r->experts; e++) {
         if (!r->needed[e])
             continue;
         size_t key = at(r, r->layer, e);
-        if (r->role[key] == MIRA_STAGED) {
-            r->called[r->called_count++] = e;
-        } else if (r->role[key] == MIRA_RESIDENT) {
+        int staged = r->role[key] == MIRA_STAGED;
+        int there = staged ? r->state[r->slot[key]] == MIRA_DONE : r->role[key] == MIRA_RESIDENT;
+        *(there ? r->hits + key : r->misses + key) += count;
+        if (there && staged) {
+            arrived[r->arrived++] = e;
+        } else if (there) {
             r->here[2 * r->here_count] = e;
             r->here[2 * r->here_count++ + 1] = r->slot[key];
-        } else {
+        } else if (!staged) {
             r->absent[r->absent_count++] = e;
+        } else if (r->state[r->slot[key]] == MIRA_FAILED) {
+            r->called[r->experts - ++failed] = e;
+        } else {
+            r->called[r->called_count++] = e;
         }
     }
-    return r->called_count ? MIRA_CALLED : MIRA_PLACED;
+    for (int32_t i = 0; i < r->arrived; i++) {
+        staged_use(r, arrived[i]);
+        r->here[2 * r->here_count] = arrived[i];
+        r->here[2 * r->here_count++ + 1] = r->slot[at(r, r->layer, arrived[i])];
+    }
+    for (int32_t i = 1; i <= failed; i++) {
+        mira_drop(r, r->layer, r->called[r->experts - i]);
+        r->absent[r->absent_count++] = r->called[r->experts - i];
+    }
+    return r->called_count ? MIRA_CALLED : mira_place(r, 0);
 }
 
-int mira_ask(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count)
+void mira_note(mira_residency *r)
 {
-    for (int32_t i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= r->experts)
+    int64_t *tokens = r->activations + at(r, r->layer, 0);
+    for (int32_t i = 0; i < r->count; i++)
+        if (r->ids[i] >= 0 && r->ids[i] < r->experts)
+            tokens[r->ids[i]]++;
+    r->changed[r->layer] = 1;
+}
+
+int mira_ask(mira_residency *r)
+{
+    for (int32_t i = 0; i < r->count; i++)
+        if (r->ids[i] < 0 || r->ids[i] >= r->experts)
             return -1;
     memset(r->needed, 0, r->experts);
-    for (int32_t i = 0; i < count; i++)
-        r->needed[ids[i]] = 1;
-    r->layer = layer;
+    for (int32_t i = 0; i < r->count; i++)
+        r->needed[r->ids[i]] = 1;
     rank_changed(r);
-    int status = look_up(r);
-    for (int32_t i = 0; i < r->here_count; i++)
-        r->hits[at(r, layer, r->here[2 * i])]++;
-    for (int32_t i = 0; i < r->absent_count; i++)
-        r->misses[at(r, layer, r->absent[i])]++;
-    return status == MIRA_CALLED ? status : mira_place(r, 0);
+    return look_up(r, 1);
 }
 
 int mira_ask_again(mira_residency *r)
@@ -206,11 +226,10 @@ int mira_ask_again(mira_residency *r)
     memset(r->needed, 0, r->experts);
     for (int32_t i = 0; i < r->waiting_count; i++)
         r->needed[r->waiting[i]] = 1;
-    int status = look_up(r);
-    return status == MIRA_CALLED ? status : mira_place(r, 0);
+    return look_up(r, 0);
 }
 
-void mira_adopt(mira_residency *r, int32_t expert)
+void residency_adopt(mira_residency *r, int32_t expert)
 {
     room found = room_for(r, expert);
     if (found.granted)
@@ -218,16 +237,7 @@ void mira_adopt(mira_residency *r, int32_t expert)
     else
         r->bypassed++;
     int32_t slot = leave(r, r->layer, expert);
-    enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
-}
-
-int32_t mira_stage(mira_residency *r, int32_t layer, int32_t expert)
-{
-    if (r->staged >= r->staging_limit || r->spare <= 1)
-        return -1;
-    int32_t slot = r->idle[--r->idle_count];
-    enter(r, layer, expert, slot, MIRA_STAGED);
-    return slot;
+    residency_enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
 }
 
 void mira_release(mira_residency *r, int32_t layer, int32_t expert)

@@ -1,0 +1,34 @@
+/* Bets of a runtime: when they are placed, by times as they are measured; native/ahead.py checks all. */
+#ifndef MIRACTL_AHEAD_H
+#define MIRACTL_AHEAD_H
+
+#include "bets.h"
+
+/* Seconds of one clock. The first part is what the caller knows, of the layer that is routed. */
+typedef struct {
+    double now, began;           /* when it all began */
+    double waited;               /* for transfers, in all */
+    double transfer;             /* of one expert; 0: not known, and nothing is learned or issued */
+    int32_t demands, under_way;  /* transfers that are not finished: for demands, for bets */
+    int32_t prompt, horizon;     /* whether tokens of a prompt are routed; layers ahead at most */
+    double spent;                /* computing the experts of the layer before that were there */
+    int32_t computed;            /* how many they were */
+    double stall;                /* out: that a layer has to expect without bets, on average */
+    int32_t layers, last;        /* layer that was routed before; -1: none */
+    int32_t was_prompt;          /* whether it was a prompt's */
+    double last_now, last_waited;
+    double *pace;                /* [2][layers], of prompts the second: from the layer before to this
+                                  * one, waiting left out; below 0: not known */
+    double each[2], stalls[2];   /* of single tokens and of prompts: an expert's computing, 0 is not
+                                  * known; the averages of `stall` */
+    mira_moment at;
+} mira_ahead;
+
+/* A layer is routed, that of the table: settle the bets on it. How many of them are to be cancelled. */
+MIRA_API int32_t mira_ahead_settle(mira_ahead *a, mira_bets *bets, mira_residency *r);
+
+/* Bet on the layer so many `ahead`, by guesses[experts]; nearer ones come first. */
+MIRA_API void mira_ahead_place(mira_ahead *a, mira_bets *bets, mira_residency *r, int32_t ahead,
+                               const double *guesses);
+
+#endif
