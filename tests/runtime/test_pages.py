@@ -19,6 +19,6 @@ def test_large_weights_move_and_nothing_else_changes() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model["head"].weight is model["embed"].weight
     assert model["embed"].weight.data_ptr() % HUGE_PAGE == 0
-    assert model["bf16"].weight.data_ptr() % HUGE_PAGE == 0
+    assert model["bf16"].weight.data_ptr() % 64 == 0
     assert model["bf16"].weight.dtype is torch.bfloat16
     assert model["small"].weight.data_ptr() == small
