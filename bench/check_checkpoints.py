@@ -17,7 +17,8 @@ import torch
 
 from miractl.errors import MiractlError
 from miractl.profiles import PARAMETERS
-from miractl.runtime.engine import Engine, EngineOptions, quiet_transformers
+from miractl.runtime.engine import Engine, EngineOptions
+from miractl.runtime.tokenizer import quiet_transformers
 
 DATA = Path(os.environ.get("MIRACTL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 TOLERANCE = 1e-2  # of the recorded bfloat16 logits

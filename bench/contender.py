@@ -16,8 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from miractl.profiles import load_profile
-from miractl.runtime.engine import Engine, EngineOptions, quiet_transformers
+from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.speed import Contender
+from miractl.runtime.tokenizer import quiet_transformers
 
 
 def ours(options: argparse.Namespace) -> Contender:

@@ -38,8 +38,9 @@ import torch
 
 from miractl.probe.spread import Spread
 from miractl.profiles import PARAMETERS
-from miractl.runtime.engine import Engine, EngineOptions, quiet_transformers
+from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.speed import _stepper
+from miractl.runtime.tokenizer import quiet_transformers
 from miractl.units import format_rate, format_seconds, parse_rate
 
 RATES = ("31.5GB/s", "7.88GB/s")  # of an A10 in an x16 and an x4 slot

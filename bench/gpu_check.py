@@ -51,7 +51,8 @@ UNMEASURED = (
 
 def outputs(folder: Path) -> list[dict[str, Any]]:
     """Each family in float32: the largest difference of a logit to the stock model's."""
-    from miractl.runtime.loading import Checkpoint, read_outline
+    from miractl.runtime.loading import Checkpoint
+    from miractl.runtime.outline import read_outline
     from tests.runtime.models import make_model
 
     rows = []

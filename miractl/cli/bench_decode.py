@@ -93,12 +93,9 @@ def decode(
     require_model(folder, "miractl bench decode ./my-model")
     loaded, out = load_profile(profile), Output(json=as_json)
 
-    from miractl.runtime.engine import (  # torch takes seconds
-        EngineOptions,
-        load_tokenizer,
-        quiet_transformers,
-    )
+    from miractl.runtime.engine import EngineOptions  # torch takes seconds
     from miractl.runtime.speed import contenders_of, measure, random_prompts, text_prompts
+    from miractl.runtime.tokenizer import load_tokenizer, quiet_transformers
 
     quiet_transformers()
     layout = values_of(resolve_runtime(loaded, given(sets=sets, threads=threads)))

@@ -33,7 +33,7 @@ def link(device: str, repeat: int, as_json: bool) -> None:
     """
     out = Output(json=as_json)
 
-    from miractl.runtime.engine import pick_device  # torch takes seconds: only now
+    from miractl.runtime.device import pick_device  # torch takes seconds: only now
     from miractl.runtime.link import measure
 
     place = pick_device(device)

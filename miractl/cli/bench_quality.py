@@ -62,8 +62,9 @@ def quality(model: Path, text: Path, against: Path | None, tokens: int, as_json:
 
     from miractl.profiles import load_profile  # torch takes seconds: only now
     from miractl.runtime.card import write_quality
-    from miractl.runtime.engine import EngineOptions, quiet_transformers
+    from miractl.runtime.engine import EngineOptions
     from miractl.runtime.quality import card_section, measure
+    from miractl.runtime.tokenizer import quiet_transformers
 
     quiet_transformers()
     options = EngineOptions(model, model.name, dict(load_profile("default").values))

@@ -61,8 +61,8 @@ def command(
     refuse_packing(model, target)
     out = Output(json=as_json)
 
-    from miractl.runtime.engine import quiet_transformers  # torch takes seconds: only now
     from miractl.runtime.packing import pack
+    from miractl.runtime.tokenizer import quiet_transformers  # torch takes seconds: only now
 
     quiet_transformers()
     bar = _Bar()

@@ -41,7 +41,8 @@ def command(model: Path | None, policy: str | None, as_json: bool) -> None:
     out.note(f"verifying {folder.name}: the same inputs through stock transformers and miractl")
 
     from miractl.profiles import load_profile  # torch takes seconds: only now
-    from miractl.runtime.engine import EngineOptions, quiet_transformers
+    from miractl.runtime.engine import EngineOptions
+    from miractl.runtime.tokenizer import quiet_transformers
     from miractl.runtime.verify import verify
 
     quiet_transformers()

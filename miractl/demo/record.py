@@ -14,7 +14,8 @@ import torch
 
 from miractl.paths import DEMO_MODEL
 from miractl.profiles import load_profile
-from miractl.runtime.engine import Engine, EngineOptions, quiet_transformers
+from miractl.runtime.engine import Engine, EngineOptions
+from miractl.runtime.tokenizer import quiet_transformers
 
 PROMPTS = (
     "static int sqlite3VdbeExec(\n  Vdbe *p                    /* The VDBE */\n){\n",

@@ -23,7 +23,7 @@ from miractl.runtime.lookahead import Lookahead, find_router
 
 if TYPE_CHECKING:
     from miractl.runtime.engine import Engine, EngineOptions
-    from miractl.runtime.loading import Outline
+    from miractl.runtime.outline import Outline
 
 log = logging.getLogger(__name__)
 

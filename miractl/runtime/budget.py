@@ -14,7 +14,7 @@ from miractl.probe.snapshot import take
 if TYPE_CHECKING:
     from miractl.runtime.compute import SlotLayout
     from miractl.runtime.engine import EngineOptions
-    from miractl.runtime.loading import Outline
+    from miractl.runtime.outline import Outline
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from miractl.native.library import isa
 from miractl.native.memory import Span
 from miractl.runtime.arena import Shapes, SlotArena, expert_nbytes
 from miractl.runtime.host_tier import HostTier
-from miractl.runtime.loading import Outline
 from miractl.runtime.mixture import mix
+from miractl.runtime.outline import Outline
 from miractl.runtime.packed import RECORD
 
 Group = Sequence[Sequence[int]]  # (expert, slot) pairs that can be computed now

@@ -1,7 +1,6 @@
 """The engine: a transformers model whose experts live in a byte-budgeted slot cache."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,8 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import transformers
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError, UsageError
@@ -20,8 +18,6 @@ from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
 from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_slots
-from miractl.probe import cpu
-from miractl.probe.machine import Machine
 from miractl.runtime import facts, timing
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
@@ -29,13 +25,15 @@ from miractl.runtime.budget import slots_for, this_machine
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
 from miractl.runtime.dense import DenseBlocks, DenseLinear, dense_shapes
+from miractl.runtime.device import pick_device, pick_dtype, pick_threads
 from miractl.runtime.emulated import EmulatedLink, rest
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
 from miractl.runtime.host_compute import HostCompute
 from miractl.runtime.host_tier import HostTier, refuse_too_large
-from miractl.runtime.loading import Checkpoint, Outline, read_outline
+from miractl.runtime.loading import Checkpoint
 from miractl.runtime.movers import CudaMover, DiskMover
+from miractl.runtime.outline import Outline, read_outline
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import Recording, recorder_for
 from miractl.runtime.runner import LayerRuns
@@ -43,6 +41,7 @@ from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.stopwatch import Stopwatch, kernel_reads, watch
 from miractl.runtime.streams import CudaStreams
+from miractl.runtime.tokenizer import load_tokenizer
 from miractl.runtime.transfer import TransferQueue, Transfers
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
@@ -51,9 +50,6 @@ from miractl.telemetry.timeline import Timeline
 log = logging.getLogger(__name__)
 
 MB = 10**6  # the unit of dma_buffer_size_mb
-THREADED_WEIGHTS = 2**20  # of one expert
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -273,64 +269,3 @@ def host_for(options: EngineOptions, transfers: Transfers) -> HostCompute | None
     if options.emulate_link is None or options.host_compute == "off":
         return None
     return HostCompute(transfers, is_always=options.host_compute == "on")
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer beside the weights. Raises MiractlError in one line."""
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # broken files surface as whatever their parser trips over
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise MiractlError(f"{folder} has no tokenizer that can be loaded ({reason})") from error
-    if not any(path.name in TOKENIZER_FILES for path in folder.iterdir()):
-        raise MiractlError(
-            f"{folder} has no tokenizer files", hint="download tokenizer.json beside the weights"
-        )
-    return tokenizer
-
-
-def quiet_transformers() -> None:
-    """Keep transformers' advice and progress bars off the terminal; errors still come through."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device if torch can use one, else the CPU. Raises UsageError."""
-    if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"unknown device {name!r}", hint="--device auto, cpu or cuda:0") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"{name} is not there: torch sees {torch.cuda.device_count()} CUDA devices",
-            hint="miractl doctor",
-        )
-    return device
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU, bfloat16 on a GPU.
-
-    CPUs without bf16 units multiply bf16 matrices several times slower than float32 ones.
-    """
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in DTYPES:
-        raise UsageError(f"unknown dtype {name!r}", hint=f"one of auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def pick_threads(outline: Outline, asked: int | None = None) -> int:
-    """Threads of each operation on the CPU: as OMP_NUM_THREADS says, or as asked.
-
-    Otherwise small experts get one: there is nothing to divide, and threads that wait for each
-    other on a busy machine made the demo model up to eight times slower.
-    """
-    processors = cpu.probe(Machine())
-    if (given := processors.omp_num_threads or asked) is not None:
-        return given
-    weights = sum(math.prod(shape) for shape in outline.shapes.values())
-    return 1 if weights < THREADED_WEIGHTS else processors.threads

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from miractl.runtime.loading import Outline
+from miractl.runtime.outline import Outline
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ from miractl.probe import cpu
 from miractl.probe.machine import Machine
 from miractl.runtime.card import CARD, SOURCE_CARD, write_card
 from miractl.runtime.dense import dense_shapes
-from miractl.runtime.loading import Checkpoint, read_outline
+from miractl.runtime.loading import Checkpoint
+from miractl.runtime.outline import read_outline
 from miractl.runtime.recipe import Recipe, codes, make_recipe
 from miractl.runtime.record_file import RecordFile
 from miractl.runtime.rest import plan_shards, write_shard, write_tensors

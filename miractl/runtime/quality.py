@@ -11,9 +11,11 @@ import torch
 from miractl.checkpoint.packed import read_manifest
 from miractl.errors import MiractlError, UsageError
 from miractl.policy.keys import ExpertKey
-from miractl.runtime.engine import Engine, EngineOptions, load_tokenizer
-from miractl.runtime.loading import Checkpoint, read_outline
+from miractl.runtime.engine import Engine, EngineOptions
+from miractl.runtime.loading import Checkpoint
+from miractl.runtime.outline import read_outline
 from miractl.runtime.packing import describe_source
+from miractl.runtime.tokenizer import load_tokenizer
 from miractl.units import counted
 
 WINDOW = 512  # tokens that are predicted from each other

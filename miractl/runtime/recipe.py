@@ -26,7 +26,7 @@ from miractl.policy.keys import ExpertKey
 from miractl.runtime.activation import Formula, find_formula
 from miractl.runtime.decode import TORCH_DTYPES
 from miractl.runtime.hollow import BATCHED
-from miractl.runtime.loading import Outline
+from miractl.runtime.outline import Outline
 from miractl.runtime.packed import rows_in_slot
 from miractl.runtime.source import CheckpointSource, Piece
 

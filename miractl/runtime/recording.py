@@ -14,7 +14,7 @@ from miractl.units import format_bytes
 
 if TYPE_CHECKING:
     from miractl.runtime.engine import EngineOptions
-    from miractl.runtime.loading import Outline
+    from miractl.runtime.outline import Outline
 
 log = logging.getLogger(__name__)
 

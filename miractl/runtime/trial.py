@@ -71,8 +71,9 @@ def _run(
 
 
 def _measured(options: dict[str, Any], prompts: Sequence[str], passages: int) -> Measured:
-    from miractl.runtime.engine import EngineOptions, load_tokenizer, quiet_transformers
+    from miractl.runtime.engine import EngineOptions
     from miractl.runtime.speed import OURS, contenders_of, measure, text_prompts
+    from miractl.runtime.tokenizer import load_tokenizer, quiet_transformers
 
     quiet_transformers()
     tokenizer = load_tokenizer(options["model_path"])

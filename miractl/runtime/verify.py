@@ -30,7 +30,8 @@ from miractl.runtime.budget import this_machine
 from miractl.runtime.compute import SlotLayout, slot_layout
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.layer_proof import Recorded, record_layers, relative_error
-from miractl.runtime.loading import Checkpoint, Outline, read_outline
+from miractl.runtime.loading import Checkpoint
+from miractl.runtime.outline import Outline, read_outline
 from miractl.runtime.transfer import Mover, TransferQueue
 from miractl.units import format_bytes
 

@@ -18,7 +18,8 @@ from miractl.native import reference
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.engine import Engine
 from miractl.runtime.files import CheckpointFiles
-from miractl.runtime.loading import Checkpoint, read_outline
+from miractl.runtime.loading import Checkpoint
+from miractl.runtime.outline import read_outline
 from miractl.runtime.packing import pack
 from miractl.runtime.quality import expert_errors
 from miractl.runtime.verify import verify

@@ -88,7 +88,7 @@ def options(folder: Path, expert_memory: str | None, **parameters: Any) -> Engin
 def load(folder: Path, slots: int, **parameters: Any) -> Engine:
     """An engine with exactly `slots` slots."""
     from miractl.runtime.arena import expert_nbytes
-    from miractl.runtime.loading import read_outline
+    from miractl.runtime.outline import read_outline
 
     outline = read_outline(folder, parameters.get("expert_layer_path"))
     each = expert_nbytes(outline.shapes, torch.float32)

@@ -14,7 +14,7 @@ from miractl.errors import MiractlError, UsageError
 from miractl.native import available
 from miractl.runtime.arena import expert_nbytes
 from miractl.runtime.engine import Engine
-from miractl.runtime.loading import read_outline
+from miractl.runtime.outline import read_outline
 from miractl.simulate.driving import Slots, drive
 from miractl.telemetry.trace import read_trace
 from tests.runtime.models import make_model, options

@@ -20,7 +20,8 @@ from miractl.runtime.compute import KernelCompute, TorchCompute
 from miractl.runtime.engine import Engine
 from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.layer_proof import record_layers, relative_error
-from miractl.runtime.loading import Checkpoint, read_outline
+from miractl.runtime.loading import Checkpoint
+from miractl.runtime.outline import read_outline
 from miractl.runtime.packed import RECORD
 from miractl.runtime.packing import pack
 from miractl.runtime.verify import CONTROL, LAYER_TOLERANCE, verify

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from miractl.errors import MiractlError
-from miractl.runtime.loading import read_outline
+from miractl.runtime.outline import read_outline
 from tests.runtime.families import EXCLUDED, FAMILIES, make_family, page, small_config
 from tests.runtime.models import load
 

@@ -145,7 +145,7 @@ def test_a_path_finds_experts_of_a_class_nobody_told_us_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock = make_model(tmp_path, "Mixtral")
-    monkeypatch.setattr("miractl.runtime.loading.is_experts", lambda module: False)
+    monkeypatch.setattr("miractl.runtime.outline.is_experts", lambda module: False)
     with pytest.raises(MiractlError, match="mixtral has no experts that this version can manage"):
         load(tmp_path, 6)
     engine = load(tmp_path, 6, expert_layer_path="model.layers.*.mlp.experts")
