@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define AVERAGES (MIRA_FEATURES - 5)
+#define ROWS 16 /* that are added at a time */
 #define GATE_RATE 0.25f
 #define MOST_COUNTS 4096.0f /* an expert that has been followed so often halves: it can change */
 #define FAINT 0x1p-40f
@@ -183,11 +184,19 @@ static void score(const mira_learner *m, int64_t token, int32_t layer, float *z)
     memcpy(z, m->bias + (size_t)layer * m->lanes, m->lanes * sizeof *z);
     for (int32_t f = 0; f < MIRA_FEATURES; f++)
         vector_add_scaled(z, x + f * m->lanes, m->weights[f], m->lanes);
+    const float *rows[ROWS];
+    int32_t count = 0;
     for (int32_t c = 0; c < MIRA_CONTEXTS; c++) {
         const uint16_t *ids = context(m, token, layer, c);
-        for (int32_t i = 0; ids && i < m->top; i++)
-            vector_add(z, table_row(m, m->table, layer, c, ids[i]), m->lanes);
+        for (int32_t i = 0; ids && i < m->top; i++) {
+            rows[count++] = table_row(m, m->table, layer, c, ids[i]);
+            if (count == ROWS) {
+                vector_add_rows(z, rows, count, m->lanes);
+                count = 0;
+            }
+        }
     }
+    vector_add_rows(z, rows, count, m->lanes);
 }
 
 /* What the token `window` ago should have been scored: discounted first uses since. */
