@@ -1,14 +1,17 @@
 """Slots of an engine: those of its plan, or for a budget of its own."""
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
+from miractl.native.layout import MatrixShape
 from miractl.plan.books import CUDA_CONTEXT
-from miractl.plan.machine import PlanMachine, Quantity, machine_for
+from miractl.plan.machine import PlanMachine, Quantity, machine_for, without
 from miractl.plan.sizes import Sizes, slots_asked, slots_left
 from miractl.plan.slots import SlotPlan
+from miractl.probe.host import own_bytes
 from miractl.probe.snapshot import take
 
 if TYPE_CHECKING:
@@ -25,12 +28,14 @@ def slots_for(
     layout: "SlotLayout",
     device: torch.device,
     dtype: torch.dtype,
+    dense: Mapping[str, MatrixShape],
 ) -> SlotPlan:
     """The planned slots, those for the asked budget, or those for what is free.
 
-    Raises UsageError for a budget that is too small, MiractlError where the rest does not fit.
+    `dense` are the weights that are computed as int8. Raises UsageError for a budget that is too
+    small, MiractlError where the rest does not fit.
     """
-    sizes = sizes_of(outline, layout, dtype)
+    sizes = sizes_of(outline, layout, device, dtype, dense)
     if options.slots is not None:
         if sizes.agree_with(options.slots):
             return options.slots
@@ -45,27 +50,35 @@ def slots_for(
     return slots_left(sizes, this_machine(device), staged, options.sets)
 
 
-def sizes_of(outline: "Outline", layout: "SlotLayout", dtype: torch.dtype) -> Sizes:
-    """What the model says of itself, computing in `dtype`."""
-    experts = {f"{name}.{p}" for name in outline.modules for p in outline.shapes}
-    others = sum(
+def sizes_of(
+    outline: "Outline",
+    layout: "SlotLayout",
+    device: torch.device,
+    dtype: torch.dtype,
+    dense: Mapping[str, MatrixShape],
+) -> Sizes:
+    """What the model says of itself, computing on `device` in `dtype`, `dense` as int8."""
+    apart = {f"{name}.{p}" for name in outline.modules for p in outline.shapes} | dense.keys()
+    if outline.leaves_embedding(device, dense):
+        apart.add(outline.embedding)
+    numbers = sum(
         parameter.numel()
         for name, parameter in outline.model.named_parameters()
-        if name not in experts
+        if name not in apart
     )
     return Sizes(
         layers=len(outline.layers),
         experts=outline.experts,
         top_k=outline.top_k,
         expert=layout.nbytes,
-        others=others * dtype.itemsize,
+        others=numbers * dtype.itemsize + sum(shape.nbytes for shape in dense.values()),
     )
 
 
 def this_machine(device: torch.device) -> PlanMachine:
     """The machine as far as slots on `device` ask; a GPU's memory as torch sees it."""
     if device.type != "cuda":
-        return machine_for(take(), device="cpu")
+        return without(machine_for(take(), device="cpu"), own_bytes())
     free, total = torch.cuda.mem_get_info(device)
     free = min(total, free + CUDA_CONTEXT)  # which asking has made
     name = torch.cuda.get_device_name(device)

@@ -18,7 +18,7 @@ from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
 from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_slots
-from miractl.runtime import facts, timing
+from miractl.runtime import facts, kv, norms, timing
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for, this_machine
@@ -34,6 +34,7 @@ from miractl.runtime.host_tier import HostTier, refuse_too_large
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.outline import Outline, read_outline
+from miractl.runtime.pages import use_huge_pages
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import Recording, recorder_for
 from miractl.runtime.runner import LayerRuns
@@ -46,9 +47,11 @@ from miractl.runtime.transfer import TransferQueue, Transfers
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 from miractl.telemetry.timeline import Timeline
+from miractl.units import format_seconds
 
 log = logging.getLogger(__name__)
 
+STALLED = 10.0  # seconds without an end of any read, from which on the disk is said to hang
 MB = 10**6  # the unit of dma_buffer_size_mb
 
 
@@ -171,7 +174,8 @@ class Engine:
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         layout = slot_layout(outline, device, dtype)
         refuse_link(options, layout, device)
-        plan = slots_for(options, outline, layout, device, dtype)
+        dense = _dense_shapes(options, outline, device)
+        plan = slots_for(options, outline, layout, device, dtype, dense)
         if options.emulate_link is not None:
             everything = plan.expert_bytes * outline.experts * len(outline.layers)
             refuse_too_large(everything, this_machine(device))
@@ -179,12 +183,15 @@ class Engine:
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         threads = pick_threads(outline, options.threads) if device.type == "cpu" else 1
-        dense = _dense_shapes(options, outline, device)
         pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
         blocks = DenseBlocks(dense, pool) if dense else None
         model = checkpoint.load_others(dtype, device, blocks, **options.model_options)
         if device.type == "cpu":
             torch.set_num_threads(threads)
+            if why_not() is None:
+                norms.install(model, pool)
+            use_huge_pages(model)
+        kv.install()
         give_back()
         return cls(
             *(options, outline, model, tokenizer, checkpoint.source, plan, layout, pool),
@@ -207,6 +214,12 @@ class Engine:
     def expert_rows(self) -> list[ExpertRow]:
         """One row for every (layer, expert), used or not."""
         return facts.expert_rows(self)
+
+    def fault(self) -> str | None:
+        """Why requests fail or wait: a read that hangs, a file that was changed; None: neither."""
+        if (seconds := self.cache.transfers.stalled) >= STALLED:
+            return f"no read from {self.options.model_path} has ended for {format_seconds(seconds)}"
+        return self.source.fault()
 
     def timeline(self, last: int) -> Timeline:
         """Where the time of the last steps went."""
