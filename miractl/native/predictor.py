@@ -92,7 +92,15 @@ class PredictorState:
 
 
 class Foretold(ctypes.Structure):
-    """What a router that is asked early says of [experts], as `guess`."""
+    """What a router that is asked early says of [experts], as `guess`.
+
+    `ids` and `weights` are addresses of int64 and float32 [tokens, top]; None: no weights.
+    """
+
+    ids: int
+    weights: int | None
+    tokens: int
+    top: int
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("ids", "weights", "guess")),
@@ -105,9 +113,8 @@ class Foretold(ctypes.Structure):
         self._guess, self._address = guess, ctypes.addressof(self)
         self._take = short_calls().mira_lookahead
 
-    def take(self, ids: int, weights: int, count: int, top: int) -> None:
-        """Set the guess by `count` int64 and float32 at these addresses, or 0: no weights."""
-        self.ids, self.weights, self.tokens, self.top = ids, weights, count // top, top
+    def take(self) -> None:
+        """Set the guess."""
         self._take(self._address)
 
 
