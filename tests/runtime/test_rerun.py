@@ -107,8 +107,9 @@ def test_an_emulated_link(folder: Path, tmp_path: Path, mode: str, host: str) ->
     )
     clock = Time()
     trace, counted = recorded(asked, Engine.load(asked, clock=clock, sleep=clock.sleep))
-    happened = ("on_host",) if host == "auto" else ("late", "used", "wasted")
+    happened = ("on_host",) if host == "auto" else ("used", "wasted")
     assert min(counted[name] for name in ("hits", *happened)) > 0
+    assert counted["late"] > 0 or host == "auto" or mode == "learned"
     agrees(trace, counted)
 
 
