@@ -5,6 +5,7 @@ The arrays are numpy's, so that they can be looked at.
 
 import ctypes
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -13,6 +14,49 @@ from numpy.typing import NDArray
 
 from miractl.native.library import library
 from miractl.native.replay import Admission
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPool:
+    """Slots of one size and the layers that share them: the j-th caches in its set j mod N.
+
+    `ways` [N] are the residents that each set may have; the other slots are the reserve.
+    """
+
+    layers: tuple[int, ...]
+    slots: int
+    ways: tuple[int, ...]
+
+    @property
+    def reserve(self) -> int:
+        """Slots for whoever does not stay."""
+        return self.slots - sum(self.ways)
+
+
+class Places:
+    """Where layers belong: set and pool of each, [layers], and the layers of each set, in order."""
+
+    def __init__(self, pools: Sequence[SlotPool], layers: int, staging_limit: int) -> None:
+        """Raises ValueError for an impossible division."""
+        for pool in pools:
+            if pool.reserve < 0:
+                residents = sum(pool.ways)
+                raise ValueError(
+                    f"Got slots = {pool.slots} but expected at least the {residents} residents"
+                )
+        if sorted(layer for pool in pools for layer in pool.layers) != list(range(layers)):
+            raise ValueError(f"Got {pools} but expected each of {layers} layers once")
+        most = sum(max(0, pool.reserve - 1) for pool in pools)
+        if not 0 <= staging_limit <= most:
+            raise ValueError(f"Got {staging_limit = } but expected 0 to {most}")
+        self.set, self.pool = [0] * layers, [0] * layers
+        self.members: list[list[int]] = []
+        for number, pool in enumerate(pools):
+            sets = [list(pool.layers[at :: len(pool.ways)]) for at in range(len(pool.ways))]
+            for own in sets:
+                for layer in own:
+                    self.set[layer], self.pool[layer] = len(self.members), number
+                self.members.append(own)
 
 
 class Role(IntEnum):
@@ -33,7 +77,8 @@ class Status(IntEnum):
 
 _COUNTS = ("here", "called", "absent", "placed", "waiting")
 _POINTERS = (
-    *("worth", "ways", "held", "role", "slot", "idle", "transit", "changed", "least", "loser"),
+    *("worth", "set", "pool", "first", "sibling", "reserve", "spare", "ways", "held"),
+    *("role", "slot", "idle", "top", "transit", "changed", "least", "loser"),
     *("hits", "misses", "needed", "here", "placed", "called", "absent", "waiting"),
 )
 
@@ -41,8 +86,7 @@ _POINTERS = (
 class _Residency(ctypes.Structure):
     _fields_ = [
         *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "admission")),
-        *((n, ctypes.c_int32) for n in ("staging_limit", "spare", "staged", "passing")),
-        *((n, ctypes.c_int32) for n in ("idle_count", "layer")),
+        *((n, ctypes.c_int32) for n in ("staging_limit", "staged", "passing", "layer")),
         *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
         *(("next", ctypes.c_int32), ("evictions", ctypes.c_int64), ("bypassed", ctypes.c_int64)),
         *((n, ctypes.c_void_p) for n in _POINTERS),
@@ -54,34 +98,31 @@ class ResidencyTable:
 
     def __init__(
         self,
-        slots: int,
-        ways: Sequence[int],
+        pools: Sequence[SlotPool],
         staging_limit: int,
         worth: NDArray[np.float64],
         admission: Admission,
     ) -> None:
         """`worth` [layers, experts] is read whenever somebody has to go.
 
-        Raises ValueError for an impossible division, MiractlError without the library.
+        Slots are numbered through, pool by pool. Raises ValueError for an impossible division,
+        MiractlError without the library.
         """
-        reserve = slots - sum(ways)
-        if reserve < 0:
-            raise ValueError(f"Got {slots = } but expected at least the {sum(ways)} residents")
-        if staging_limit and not 0 < staging_limit < reserve:
-            raise ValueError(f"Got {staging_limit = } but expected 0 to {max(0, reserve - 1)}")
+        places = Places(pools, len(worth), staging_limit)
         if worth.dtype != np.float64 or not worth.flags.c_contiguous:
             raise ValueError("Got worth that is no contiguous float64")
-        self.slots, self.ways, self.staging_limit = slots, tuple(ways), staging_limit
+        self.pools, self.staging_limit = tuple(pools), staging_limit
+        self.slots = sum(pool.slots for pool in pools)
+        self.ways = tuple(ways for pool in pools for ways in pool.ways)
         layers, experts = worth.shape
-        self._arrays = self._allocate(worth)
+        self._arrays = self._allocate(worth, places)
         arrays = self._arrays
         self.hits: NDArray[np.int64] = arrays["hits"]
         self.misses: NDArray[np.int64] = arrays["misses"]
         self._role, self._slot, self._changed = arrays["role"], arrays["slot"], arrays["changed"]
         self._rows: list[NDArray[np.uint8]] = list(self._role)
         self._struct = _Residency(
-            *(layers, experts, len(self.ways), admission, staging_limit, reserve),
-            idle_count=slots,
+            *(layers, experts, len(self.ways), admission, staging_limit),
             **{name: arrays[name].ctypes.data for name in _POINTERS},
         )
         self._address = ctypes.addressof(self._struct)
@@ -92,16 +133,30 @@ class ResidencyTable:
         self._adopt, self._stage = native.mira_adopt, native.mira_stage
         self._release, self._end_transit = native.mira_release, native.mira_end_transit
 
-    def _allocate(self, worth: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+    def _allocate(self, worth: NDArray[np.float64], places: Places) -> dict[str, NDArray[Any]]:
         (layers, experts), slots = worth.shape, self.slots
         cells, pairs = (layers, experts), (experts, 2)
+        ends = np.cumsum([pool.slots for pool in self.pools], dtype=np.int32)
+        starts = [end - pool.slots for end, pool in zip(ends, self.pools, strict=True)]
+        idle = [np.arange(end - 1, at - 1, -1) for at, end in zip(starts, ends, strict=True)]
+        sibling = np.full(layers, layers, np.int32)
+        for own in places.members:
+            sibling[own[:-1]] = own[1:]
+        reserve = np.array([pool.reserve for pool in self.pools], np.int32)
         return {
             "worth": worth,
+            "set": np.array(places.set, np.int32),
+            "pool": np.array(places.pool, np.int32),
+            "first": np.array([min(own, default=layers) for own in places.members], np.int32),
+            "sibling": sibling,
+            "reserve": reserve,
+            "spare": reserve.copy(),
             "ways": np.array(self.ways, np.int32),
             "held": np.zeros(len(self.ways), np.int32),
             "role": np.zeros(cells, np.uint8),
             "slot": np.full(cells, -1, np.int32),
-            "idle": np.arange(slots - 1, -1, -1, dtype=np.int32),
+            "idle": np.concatenate(idle).astype(np.int32),
+            "top": ends,
             "transit": np.zeros(slots, np.int32),
             "changed": np.zeros(layers, np.uint8),
             "least": np.full(layers, np.inf),
@@ -114,7 +169,13 @@ class ResidencyTable:
         }
 
     def __len__(self) -> int:
-        return self.slots - int(self._struct.idle_count)
+        return self.slots - sum(self.free)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Slots of each pool that nobody has."""
+        starts = np.cumsum([0, *(pool.slots for pool in self.pools[:-1])])
+        return tuple((self._arrays["top"] - starts).tolist())
 
     @property
     def evictions(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.library import available
-from miractl.native.residency import ResidencyTable, Role, Status
+from miractl.native.residency import ResidencyTable, Role, SlotPool, Status
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency
@@ -25,6 +25,7 @@ class SlotTable(Protocol):
     """Which expert is in which slot. Not thread-safe: its owner holds the lock."""
 
     policy: Brain
+    pools: tuple[SlotPool, ...]
     ways: tuple[int, ...]  # of each set
     staging_limit: int
     hits: npt.NDArray[np.int64]  # [layers, experts]: looked up and resident
@@ -32,6 +33,10 @@ class SlotTable(Protocol):
 
     def __len__(self) -> int:
         """Occupied slots."""
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Slots of each pool that nobody has."""
 
     @property
     def evictions(self) -> int:
@@ -110,9 +115,9 @@ class SlotTable(Protocol):
 class CompiledSlots(ResidencyTable):
     """The table in C."""
 
-    def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
+    def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
         """Raises ValueError for an impossible division, MiractlError without the library."""
-        super().__init__(slots, ways, staging_limit, policy.worth, policy.admission)
+        super().__init__(pools, staging_limit, policy.worth, policy.admission)
         self.policy = policy
 
     def record(self, step: Routed) -> None:
@@ -146,9 +151,9 @@ class CompiledSlots(ResidencyTable):
 class PlainSlots(Residency):
     """The table in Python: the reference."""
 
-    def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
+    def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
         """Raises ValueError for an impossible division."""
-        super().__init__(slots, ways, staging_limit, policy)
+        super().__init__(pools, staging_limit, policy)
         self.hits: npt.NDArray[np.int64] = np.zeros(policy.worth.shape, np.int64)
         self.misses: npt.NDArray[np.int64] = np.zeros_like(self.hits)
         self.evictions = self.bypassed = 0
@@ -201,7 +206,7 @@ class PlainSlots(Residency):
         while self._absent:
             key = ExpertKey(self._layer, self._absent[0])
             place = None if skip else self.demand(key, self._needed)
-            if place is None and not skip and self.members(Role.STAGED):
+            if place is None and not skip and self.has_bets(self._layer):
                 return Status.SHORT
             skip = False
             self._absent.pop(0)
@@ -248,7 +253,17 @@ class PlainSlots(Residency):
             self.release(key)
 
 
+def one_pool(slots: int, ways: Sequence[int], policy: Brain) -> tuple[SlotPool]:
+    """All layers share the slots."""
+    return (SlotPool(tuple(range(len(policy.worth))), slots, tuple(ways)),)
+
+
 def make_slots(slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> SlotTable:
+    """The table of slots that all layers share. Raises ValueError for an impossible division."""
+    return make_table(one_pool(slots, ways, policy), staging_limit, policy)
+
+
+def make_table(pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> SlotTable:
     """The table in C where there is one. Raises ValueError for an impossible division."""
     kind = CompiledSlots if available() else PlainSlots
-    return kind(slots, ways, staging_limit, policy)
+    return kind(pools, staging_limit, policy)

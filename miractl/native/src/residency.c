@@ -40,17 +40,27 @@ static void rank_changed(mira_residency *r)
         }
 }
 
+static int32_t take_slot(mira_residency *r, int32_t layer)
+{
+    return r->idle[--r->top[r->pool[layer]]];
+}
+
+static void free_slot(mira_residency *r, int32_t layer, int32_t slot)
+{
+    r->idle[r->top[r->pool[layer]]++] = slot;
+}
+
 static void enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role)
 {
     size_t key = at(r, layer, expert);
     r->role[key] = (uint8_t)role;
     r->slot[key] = slot;
     if (role == MIRA_RESIDENT) {
-        r->held[layer % r->sets]++;
+        r->held[r->set[layer]]++;
         rank(r, layer);
         return;
     }
-    r->spare--;
+    r->spare[r->pool[layer]]--;
     if (role == MIRA_TRANSIT)
         r->transit[r->passing++] = (int32_t)key;
     else
@@ -64,11 +74,11 @@ static int32_t leave(mira_residency *r, int32_t layer, int32_t expert)
     int role = r->role[key];
     r->role[key] = MIRA_ABSENT;
     if (role == MIRA_RESIDENT) {
-        r->held[layer % r->sets]--;
+        r->held[r->set[layer]]--;
         rank(r, layer);
         return r->slot[key];
     }
-    r->spare++;
+    r->spare[r->pool[layer]]++;
     if (role == MIRA_STAGED) {
         r->staged--;
         return r->slot[key];
@@ -95,13 +105,13 @@ static int admits(const mira_residency *r, double newcomer, double victim)
 /* Whether a newcomer of the step's layer may become resident. */
 static room room_for(const mira_residency *r, int32_t expert)
 {
-    int32_t set = r->layer % r->sets;
+    int32_t set = r->set[r->layer];
     if (r->held[set] < r->ways[set])
         return (room){1, -1, -1};
     double own, least = INFINITY;
     int32_t own_loser = least_of(r, r->layer, r->admission != MIRA_WORTHIER, &own);
-    room found = {0, set, 0};
-    for (int32_t l = set; l < r->layers; l += r->sets) {
+    room found = {0, r->layer, 0};
+    for (int32_t l = r->first[set]; l < r->layers; l = r->sibling[l]) {
         double worth = l == r->layer ? own : r->least[l];
         if (worth < least) {
             least = worth;
@@ -129,24 +139,31 @@ static void evict(mira_residency *r, const room *found)
     if (keeps)
         enter(r, found->layer, found->expert, slot, MIRA_TRANSIT);
     else
-        r->idle[r->idle_count++] = slot;
+        free_slot(r, found->layer, slot);
 }
 
 /* Bring an absent expert of the step in; 0: it has to wait. */
 static int demand(mira_residency *r, int32_t expert)
 {
     room found = room_for(r, expert);
-    if (r->spare <= 0 && (!found.granted || keeps_slot(r, &found)))
+    if (r->spare[r->pool[r->layer]] <= 0 && (!found.granted || keeps_slot(r, &found)))
         return 0;
     if (found.granted)
         evict(r, &found);
     else
         r->bypassed++;
-    int32_t slot = r->idle[--r->idle_count], *pair = r->placed + 2 * r->placed_count++;
+    int32_t slot = take_slot(r, r->layer), *pair = r->placed + 2 * r->placed_count++;
     enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
     pair[0] = expert;
     pair[1] = slot;
     return 1;
+}
+
+/* Whether bets hold slots that the step could have: who is in transit is of its layer. */
+static int has_bets(const mira_residency *r)
+{
+    int32_t pool = r->pool[r->layer];
+    return r->reserve[pool] - r->spare[pool] > r->passing;
 }
 
 int mira_place(mira_residency *r, int32_t skip)
@@ -155,7 +172,7 @@ int mira_place(mira_residency *r, int32_t skip)
         int32_t expert = r->absent[r->next];
         if (!skip && demand(r, expert))
             continue;
-        if (!skip && r->staged)
+        if (!skip && has_bets(r))
             return MIRA_SHORT;
         r->waiting[r->waiting_count++] = expert;
     }
@@ -223,17 +240,16 @@ void mira_adopt(mira_residency *r, int32_t expert)
 
 int32_t mira_stage(mira_residency *r, int32_t layer, int32_t expert)
 {
-    if (r->staged >= r->staging_limit || r->spare <= 1)
+    if (r->staged >= r->staging_limit || r->spare[r->pool[layer]] <= 1)
         return -1;
-    int32_t slot = r->idle[--r->idle_count];
+    int32_t slot = take_slot(r, layer);
     enter(r, layer, expert, slot, MIRA_STAGED);
     return slot;
 }
 
 void mira_release(mira_residency *r, int32_t layer, int32_t expert)
 {
-    int32_t slot = leave(r, layer, expert);
-    r->idle[r->idle_count++] = slot;
+    free_slot(r, layer, leave(r, layer, expert));
 }
 
 void mira_end_transit(mira_residency *r)

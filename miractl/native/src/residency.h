@@ -12,22 +12,26 @@ enum { MIRA_ABSENT, MIRA_RESIDENT, MIRA_STAGED, MIRA_TRANSIT };
  * would get the slot of a bet that is dropped. */
 enum { MIRA_PLACED, MIRA_CALLED, MIRA_SHORT };
 
-/* All memory is the caller's: zeros, but for `least`, infinite, and `idle`, all slots. Layer l belongs
- * to set l % sets. Lists of a step are in ascending order of experts. */
+/* All memory is the caller's: zeros, but for `least`, infinite, `idle`, all slots pool by pool, and
+ * what is const. A layer belongs to a set, which other layers may share, and a set to a pool, whose
+ * slots are of one size. Lists of a step are in ascending order of experts. */
 typedef struct {
     int32_t layers, experts, sets, admission, staging_limit;
-    int32_t spare;               /* free slots of the reserve */
     int32_t staged, passing;     /* how many there are: on bets, in transit */
-    int32_t idle_count;
     int32_t layer;               /* of the step under way, as is what follows */
     int32_t here_count, called_count, absent_count, placed_count, waiting_count, next;
     int64_t evictions, bypassed; /* in all; who entered in transit was bypassed */
     const double *worth;         /* [layers][experts], the policy's */
+    const int32_t *set, *pool;   /* [layers]: where a layer belongs */
+    const int32_t *first, *sibling; /* [sets], [layers]: layers of a set, `layers` after the last */
+    const int32_t *reserve;      /* [pools]: slots beyond the residents' */
+    int32_t *spare;              /* [pools]: free slots of the reserve */
     const int32_t *ways;         /* [sets] */
     int32_t *held;               /* [sets]: residents */
     uint8_t *role;               /* [layers][experts] */
     int32_t *slot;               /* [layers][experts], of those with a role */
-    int32_t *idle;               /* [slots]: a stack of those that are free */
+    int32_t *idle;               /* [slots]: a stack of each pool's that are free */
+    int32_t *top;                /* [pools]: where in `idle` the next one that is freed goes */
     int32_t *transit;            /* [slots]: layer * experts + expert */
     uint8_t *changed;            /* [layers]: the worth of a layer has changed */
     double *least;               /* [layers]: of its residents; infinite if there is none */
