@@ -115,7 +115,7 @@ class Decoding:
         slots = sum(ways) + RESERVE
         self._slots = make_slots(slots, ways_for(policy, ways), STAGED, self.brain)
         counts = ExpertCounts(self.layers, experts)
-        self.cache = ExpertCache(self._slots, AtOnce(), counts, 1, self._clock)
+        self.cache = ExpertCache(self._slots, AtOnce(), counts, [1] * self.layers, self._clock)
         self._routers = Ready(self.ids, experts)
         self._prefetcher = Prefetcher(
             *(self.cache, self._predictor(mode, shape)),

@@ -7,8 +7,8 @@ import torch
 
 from miractl.plan.books import CUDA_CONTEXT
 from miractl.plan.machine import PlanMachine, Quantity, machine_for
+from miractl.plan.pools import PoolPlan
 from miractl.plan.sizes import Sizes, slots_asked, slots_left
-from miractl.plan.slots import SlotPlan
 from miractl.probe.snapshot import take
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def slots_for(
     layout: "SlotLayout",
     device: torch.device,
     dtype: torch.dtype,
-) -> SlotPlan:
+) -> PoolPlan:
     """The planned slots, those for the asked budget, or those for what is free.
 
     Raises UsageError for a budget that is too small, MiractlError where the rest does not fit.
@@ -33,7 +33,7 @@ def slots_for(
     sizes = sizes_of(outline, layout, dtype)
     if options.slots is not None:
         if sizes.agree_with(options.slots):
-            return options.slots
+            return PoolPlan((options.slots,), outline.of_layer)
         log.warning(
             "the plan is not for this model on %s in %s: slots by the weights' sizes alone",
             *(device, str(dtype).removeprefix("torch.")),
@@ -47,17 +47,21 @@ def slots_for(
 
 def sizes_of(outline: "Outline", layout: "SlotLayout", dtype: torch.dtype) -> Sizes:
     """What the model says of itself, computing in `dtype`."""
-    experts = {f"{name}.{p}" for name in outline.modules for p in outline.shapes}
+    experts = {
+        f"{name}.{parameter}"
+        for name, kind in zip(outline.modules, outline.of_layer, strict=True)
+        for parameter in outline.kinds[kind]
+    }
     others = sum(
         parameter.numel()
         for name, parameter in outline.model.named_parameters()
         if name not in experts
     )
     return Sizes(
-        layers=len(outline.layers),
+        kinds=outline.of_layer,
         experts=outline.experts,
         top_k=outline.top_k,
-        expert=layout.nbytes,
+        expert=layout.sizes,
         others=others * dtype.itemsize,
     )
 

@@ -6,7 +6,7 @@ guards the slot table and the counters and is never held while bytes move or exp
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from miractl.native.residency import Status
 from miractl.policy.keys import ExpertKey
@@ -22,19 +22,22 @@ UNDER_WAY = (State.QUEUED, State.RUNNING)
 
 
 class ExpertCache:
-    """Slots, transfers and counters of one pool of equally shaped experts."""
+    """Slots, transfers and counters of all experts."""
 
     def __init__(
         self,
         residency: SlotTable,
         transfers: Transfers,
         counts: ExpertCounts,
-        expert_bytes: int,
+        expert_bytes: Sequence[int],
         clock: Callable[[], float],
         punch: Callable[[str], None] = lambda part: None,
         host: HostCompute | None = None,
     ) -> None:
-        """`punch` is told which part of a step begins. `host`: what misses may be left to."""
+        """`expert_bytes` are those of one expert of each layer.
+
+        `punch` is told which part of a step begins. `host`: what misses may be left to.
+        """
         self.residency, self.transfers = residency, transfers
         self.counts, self.counters, self.switches = counts, Counters(), SwitchTimes()
         self.expert_bytes = expert_bytes
@@ -303,7 +306,7 @@ class ExpertCache:
         self.residency.release(key)
         if ticket.state is State.DONE:
             self.counters.wasted += 1
-            self.counters.wasted_bytes += self.expert_bytes
+            self.counters.wasted_bytes += self.expert_bytes[key.layer]
             self.residency.policy.feedback(key, used=False)
         else:
             self.counters.cancelled += 1
