@@ -1,26 +1,36 @@
 """What a link costs and what hides it: copies, bets and host compute on an emulated link.
 
-    python bench/emulated.py PACKED [PACKED ...] [--memory 25%] [--repeat 5] [--json FILE]
+    python bench/emulated.py PACKED [PACKED ...] [--memory 25%] [--repeat 5] [--faster 1 40]
+                             [--json FILE]
 
-For each packed folder and each rate: prefetch on and off without host compute, then host compute,
-in turns, each round with another prompt. Time is that of the processor plus that of imagined
-waiting, so that a busy machine changes little: what a second is here, is a second on an idle one.
-Ratios are those of one round; medians with lowest and highest are told.
+For each packed folder, each rate and each device: prefetch on and off without host compute, then
+host compute, in turns, each round with another prompt. Time is that of the processor plus that of
+imagined waiting, so that a busy machine changes little: what a second is here, is a second on an
+idle one. Ratios are those of one round; medians with lowest and highest are told.
 
+- waiting: share of the time, without bets, in which transfers are waited for: the most that bets
+  could save,
 - hidden: share of the link's busy time that nobody waited for,
 - prefetch: time with bets over time without,
 - host: time with host compute over time without it, both with bets.
 
-Device and host are the same processor here: what host compute gains is the waiting, and what a host
-slower than the device would lose is not in it.
+Where an expert takes longer to compute than to copy, as on most processors, copies hide behind the
+computing of other experts and bets have nothing to save. A device computes experts faster: with
+`--faster 40` the clock counts a fortieth of the time that they take here, which is what an A10's
+memory of 600 GB/s makes of one core's 12 to 15 GB/s. All else, attention and deciding, takes what
+it takes here. What host compute gains is told only for devices no faster than the host, which they
+are the same processor as.
 """
 
 import argparse
+import itertools
 import json
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +41,10 @@ from miractl.profiles import PARAMETERS
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.speed import _stepper
 from miractl.runtime.tokenizer import quiet_transformers
-from miractl.units import format_rate, parse_rate
+from miractl.units import format_rate, format_seconds, parse_rate
 
-RATES = ("15.8GB/s", "3.9GB/s")  # of an A10 in an x16 and an x4 slot
+RATES = ("31.5GB/s", "7.88GB/s")  # of an A10 in an x16 and an x4 slot
+ON_DEVICE = ("hits", "misses")  # parts of a step that a device takes over
 CASES = {  # name -> prefetch, host compute
     "off": (False, "off"),
     "bets": (True, "off"),
@@ -42,28 +53,41 @@ CASES = {  # name -> prefetch, host compute
 
 
 class Time:
-    """Seconds that this thread has computed, and those that it would have waited."""
+    """Seconds that this thread has computed, and those that it would have waited.
 
-    def __init__(self) -> None:
+    What the device does counts as if it were `faster` times as fast.
+    """
+
+    def __init__(self, faster: float) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        self._waited = 0.0
+        self._faster, self._now, self._last = faster, 0.0, time.clock_gettime(self._clock)
+        self.device_seconds = 0.0
+        self.part: Callable[[], str | None] = lambda: None  # of a step, that passes now
 
     def __call__(self) -> float:
-        return time.clock_gettime(self._clock) + self._waited
+        last, self._last = self._last, time.clock_gettime(self._clock)
+        passed = self._last - last
+        if self.part() in ON_DEVICE:
+            passed /= self._faster
+            self.device_seconds += passed
+        self._now += passed
+        return self._now
 
     def sleep(self, seconds: float) -> None:
         """Wait in imagination."""
-        self._waited += seconds
+        self._now += seconds
 
 
 @contextmanager
-def engines(folder: Path, memory: str, rate: float) -> Iterator[dict[str, tuple[Engine, Time]]]:
+def engines(
+    folder: Path, memory: str, rate: float, faster: float
+) -> Iterator[dict[str, tuple[Engine, Time]]]:
     """An engine for each case."""
     defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
     made: dict[str, tuple[Engine, Time]] = {}
     try:
         for name, (prefetch, host) in CASES.items():
-            clock = Time()
+            clock = Time(faster)
             options = EngineOptions(
                 *(folder, folder.name, defaults | {"prefetch": prefetch}),
                 device="cpu",
@@ -72,7 +96,9 @@ def engines(folder: Path, memory: str, rate: float) -> Iterator[dict[str, tuple[
                 emulate_link=rate,
                 host_compute=host,
             )
-            made[name] = Engine.load(options, clock, clock.sleep), clock
+            engine = Engine.load(options, clock, clock.sleep)
+            clock.part = partial(getattr, engine.stopwatch, "part")
+            made[name] = engine, clock
         yield made
     finally:
         for engine, _ in made.values():
@@ -84,30 +110,33 @@ def decode(engine: Engine, clock: Time, prompt: torch.Tensor, tokens: int) -> di
     """Seconds of the tokens after a prompt, and what link and cache did meanwhile."""
     step = _stepper(engine.model)
     ids, past = step(prompt, None)
-    before, began = totals(engine), clock()
+    before, began = totals(engine, clock), clock()
     for _ in range(tokens):
         ids, past = step(ids, past)
-    found = {name: after - before[name] for name, after in totals(engine).items()}
+    found = {name: after - before[name] for name, after in totals(engine, clock).items()}
     return {"seconds": clock() - began, **found}
 
 
-def totals(engine: Engine) -> dict[str, float]:
+def totals(engine: Engine, clock: Time) -> dict[str, float]:
     """Counters since the start."""
     facts, stats = engine.snapshot(), engine.cache.transfers.stats
     cache, bets = facts.cache, facts.prefetch
     return {
         "busy_seconds": stats.busy_seconds,
         "waited_seconds": stats.waited_seconds,
+        "device_seconds": clock.device_seconds,
         **{name: getattr(cache, name) for name in ("lookups", "hits", "copied", "on_host")},
         **{name: getattr(bets, name) for name in ("issued", "used", "late", "wasted")},
     }
 
 
-def measure(folder: Path, memory: str, rate: float, repeats: int, tokens: int) -> dict[str, Any]:
+def measure(
+    folder: Path, memory: str, rate: float, faster: float, repeats: int, tokens: int
+) -> dict[str, Any]:
     """Rounds of all cases in turns; the first is not counted."""
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
     generator = torch.Generator().manual_seed(0)
-    with engines(folder, memory, rate) as made:
+    with engines(folder, memory, rate, faster) as made:
         for number in range(repeats + 1):
             prompt = torch.randint(1, 96, (1, 32), generator=generator)
             for name, (engine, clock) in made.items():
@@ -118,10 +147,15 @@ def measure(folder: Path, memory: str, rate: float, repeats: int, tokens: int) -
     return {
         "model": folder.name,
         "emulated_link_bytes_per_second": rate,
+        "device_times_faster": faster,
         "copy_seconds": record / rate,
+        "expert_seconds": statistics.median(
+            lap["device_seconds"] / lap["lookups"] for lap in rounds["off"]
+        ),
         "rounds": rounds,
+        "waiting": _spread([lap["waited_seconds"] / lap["seconds"] for lap in rounds["off"]]),
         "prefetch": _ratio(rounds, "bets", "off"),
-        "host": _ratio(rounds, "host", "bets"),
+        "host": _ratio(rounds, "host", "bets") if faster <= 1 else None,
         "hidden": {name: _spread([_hidden(lap) for lap in laps]) for name, laps in rounds.items()},
     }
 
@@ -152,9 +186,13 @@ def _words(found: dict[str, Any]) -> str:
         for name, lap in laps.items()
     )
     hidden = ", ".join(f"{name} {shown(figures)}" for name, figures in found["hidden"].items())
+    host = f", host {shown(found['host'])}" if found["host"] else ""
     return (
-        f"{found['model']}, emulated {format_rate(found['emulated_link_bytes_per_second'])}:"
-        f" prefetch {shown(found['prefetch'])}, host {shown(found['host'])}\n"
+        f"{found['model']}, emulated {format_rate(found['emulated_link_bytes_per_second'])},"
+        f" device x {found['device_times_faster']:g}: an expert is copied in"
+        f" {format_seconds(found['copy_seconds'])},"
+        f" computed in {format_seconds(found['expert_seconds'])}\n"
+        f"  waiting {shown(found['waiting'])}, prefetch {shown(found['prefetch'])}{host}\n"
         f"  hidden: {hidden}\n  {counts}"
     )
 
@@ -169,15 +207,17 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rates", nargs="+", default=RATES)
+    parser.add_argument("--faster", nargs="+", type=float, default=[1, 40])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     quiet_transformers()
     torch.set_num_threads(1)
     found = []
     for folder in args.folders:
-        for rate in args.rates:
-            found.append(measure(folder, args.memory, parse_rate(rate), args.repeat, args.tokens))
-            print(_words(found[-1]), flush=True)
+        for rate, faster in itertools.product(map(parse_rate, args.rates), args.faster):
+            case = measure(folder, args.memory, rate, faster, args.repeat, args.tokens)
+            print(_words(case), flush=True)
+            found.append(case)
     if args.json:
         args.json.write_text(json.dumps({"schema": "miractl.bench.emulated/1", "runs": found}))
 

@@ -1,27 +1,46 @@
 """`miractl heat`: how hot each expert is, as a file, and which ones nobody uses."""
 
 import os
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from miractl.cli.options import json_option, url_option
 from miractl.errors import UsageError
 from miractl.outfile import check_target
 from miractl.output import Output, open_stdout, table
 from miractl.telemetry.client import Client
+from miractl.telemetry.experts import ExpertTable
 from miractl.telemetry.heat_export import RENDERERS, ColdLayer, cold, export, iso_time
-from miractl.units import format_share
+from miractl.units import format_seconds, format_share
+
+F = TypeVar("F", bound=Callable[..., Any])
+TOKEN_SECONDS = 0.05  # of a recording without times
+
+
+def source_options(f: F) -> F:
+    """`--url` of a server, or `--from` of a recording, passed as `url` and `trace`."""
+    option = click.option(
+        "--from",
+        "trace",
+        metavar="TRACE",
+        help="A recorded trace instead of a running server: heat at its end.",
+    )
+    return option(url_option(f))
 
 
 @click.group()
 def command() -> None:
-    """Export how hot each expert of the running server is.
+    """Export how hot each expert of the running server, or of a recording, is.
 
     \b
     Examples:
       miractl heat export -o heat.csv
+      miractl heat export --from trace.npz -o heat.html
       miractl heat cold
     """
 
@@ -36,18 +55,20 @@ def command() -> None:
     type=click.Choice(list(RENDERERS)),
     help="Format; from the file's name by default, csv when that says nothing.",
 )
-@url_option
-def export_command(output: str, kind: str | None, url: str) -> None:
+@source_options
+def export_command(output: str, kind: str | None, url: str, trace: str | None) -> None:
     """Write one row for every expert, used or not: CSV, an HTML page or a PNG picture.
 
     \b
     Columns: timestamp, layer (the model's own index), expert, heat (0 to 1, now), resident,
-    activations (tokens), hits, misses, prefetched, prefetch_used.
+    activations (tokens), hits, misses, prefetched, prefetch_used. What a trace does not tell,
+    which is all but layer, expert, heat and activations, is empty.
 
     \b
     Examples:
       miractl heat export -o heat.csv
       miractl heat export -o heat.html
+      miractl heat export --from trace.npz -o heat.csv
       miractl heat export -o - | sort -t, -k4 -rn | head
     """
     if not output:
@@ -57,7 +78,7 @@ def export_command(output: str, kind: str | None, url: str) -> None:
     else:
         _check_file(Path(output))
     suffix = Path(output).suffix.lower().removeprefix(".")
-    experts = Client(url).experts()
+    experts = _experts(url, trace)
     export(experts, output, kind or (suffix if suffix in RENDERERS else "csv"))
     where = "standard output" if output == "-" else output
     Output().note(f"wrote {len(experts.rows)} experts of {experts.model} to {where}")
@@ -74,17 +95,38 @@ def _check_file(path: Path) -> None:
     check_target(path)
 
 
+def _experts(url: str, trace: str | None) -> ExpertTable:
+    """Of the server, or of a recording at its end."""
+    if trace is None:
+        return Client(url).experts()
+    if click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE:
+        raise UsageError("--from and --url say two sources", hint="leave one of them out")
+    from miractl.simulate.heated import heated
+    from miractl.telemetry.trace import read_trace
+
+    path = Path(trace)
+    recorded = read_trace(path)
+    if recorded.gate_seconds is None:
+        spent = format_seconds(TOKEN_SECONDS)
+        Output().note(f"{trace} has no times: heat takes a step every {spent}")
+    return heated(recorded, path.stat().st_mtime, TOKEN_SECONDS)
+
+
 @command.command("cold")
-@url_option
+@source_options
 @json_option
-def cold_command(url: str, as_json: bool) -> None:
+def cold_command(url: str, trace: str | None, as_json: bool) -> None:
     """List the experts that no token was routed to since the start: candidates for pruning.
 
+    With --from, those that no token of a recording was routed to: record prompts of one kind to
+    learn what that kind does without.
+
     \b
-    Example:
+    Examples:
       miractl heat cold
+      miractl heat cold --from code.npz
     """
-    experts = Client(url).experts()
+    experts = _experts(url, trace)
     layers = cold(experts.rows)
     output = Output(json=as_json)
     never, total = sum(len(row.experts) for row in layers), len(experts.rows)

@@ -31,16 +31,15 @@ def iso_time(timestamp: float) -> str:
 
 
 def render_csv(table: ExpertTable) -> bytes:
-    """One row an expert, those never used included; `resident` is 1 or 0."""
+    """One row an expert, those never used included; `resident` is 1 or 0, unknown is empty."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     when = iso_time(table.timestamp)
     for row in table.rows:
         counts = (row.activations, row.hits, row.misses, row.prefetched, row.prefetch_used)
-        writer.writerow(
-            (when, row.layer, row.expert, f"{row.heat:.6f}", int(row.resident), *counts)
-        )
+        resident = None if row.resident is None else int(row.resident)
+        writer.writerow((when, row.layer, row.expert, f"{row.heat:.6f}", resident, *counts))
     return out.getvalue().encode()
 
 

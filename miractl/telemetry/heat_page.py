@@ -97,8 +97,8 @@ def _cell(row: ExpertRow | None, most: int, experts: int, hottest: float) -> str
         *(["never"] if row.activations == 0 else []),
         *(["right"] if row.expert >= experts / 2 else []),
     ]
-    asked = row.hits + row.misses
-    rate = f", {row.hits / asked:.0%} of {asked} lookups hit" if asked else ""
+    hits, asked = row.hits or 0, (row.hits or 0) + (row.misses or 0)
+    rate = f", {hits / asked:.0%} of {asked} lookups hit" if asked else ""
     where = f"layer {row.layer}, expert {row.expert}"
     tip = f"{where}: heat {row.heat:.2f}, {row.activations} tokens{rate}"
     heat = row.heat / hottest if hottest else 0.0

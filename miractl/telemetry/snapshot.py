@@ -209,14 +209,17 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRow:
-    """One expert's history, used or not. `heat` is its score in [0, 1] now."""
+    """One expert's history, used or not. `heat` is its score in [0, 1] now.
+
+    A recording does not tell what only a cache knows: that is None.
+    """
 
     layer: int  # the model's real layer index
     expert: int
     heat: float
-    resident: bool
+    resident: bool | None
     activations: int  # tokens routed to it
-    hits: int
-    misses: int
-    prefetched: int
-    prefetch_used: int
+    hits: int | None
+    misses: int | None
+    prefetched: int | None
+    prefetch_used: int | None

@@ -12,6 +12,7 @@ from miractl.errors import MiractlError
 from miractl.telemetry.snapshot import Snapshot
 from miractl.top.glyphs import ASCII, UNICODE
 from miractl.top.history import History
+from miractl.top.playback import Playback
 from miractl.top.poller import Poller
 from miractl.top.screen import LiveScreen
 from miractl.top.widgets import HelpScreen
@@ -44,13 +45,14 @@ class Polled(Message):
 
 
 class TopApp(App[None]):
-    """Watches one server until a key ends it.
+    """Watches one server, or a recording of one, until a key ends it.
 
     Args:
         fetch: Asks for a snapshot; called in a thread of its own; raises MiractlError.
         interval: Seconds between two questions.
         unicode: False draws with ASCII alone.
         history: Where outcomes are kept; a new one unless a test brings its clock.
+        playback: Where `fetch` comes from, if that is a recording: pausing halts it.
     """
 
     TITLE = "miractl top"
@@ -74,6 +76,7 @@ class TopApp(App[None]):
         *,
         unicode: bool = True,
         history: History | None = None,
+        playback: Playback | None = None,
     ) -> None:
         super().__init__()
         self.register_theme(_THEME)
@@ -83,7 +86,7 @@ class TopApp(App[None]):
         self._live = LiveScreen(self._glyphs)
         self._history = history or History()
         self._poller = Poller(fetch, self._deliver, interval)
-        self._paused = False
+        self._paused, self._playback = False, playback
 
     def get_default_screen(self) -> LiveScreen:
         """The one screen."""
@@ -119,12 +122,18 @@ class TopApp(App[None]):
             self._draw()
 
     def _draw(self) -> None:
-        pace = "paused" if self._paused else f"every {self._poller.interval:g} s"
+        pace = f"every {self._poller.interval:.3g} s"
+        if self._playback is not None:
+            pace = f"{self._playback.place}, {pace}"
+        if self._paused:
+            pace = "paused"
         self._live.show(self._history.reading, self._history.link, pace)
 
     def action_pause(self) -> None:
         """Hold the picture, or show what came meanwhile."""
         self._paused = not self._paused
+        if self._playback is not None:
+            self._playback.held = self._paused
         self._draw()
 
     def action_pace(self, step: int) -> None:
