@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "mira_lookahead": (None, (_ADDRESS, _ADDRESS, _INT, _INT, _INT, _ADDRESS)),
     "mira_replay": (_INT, (_ADDRESS,) * 6),
+    "mira_share": (None, (_ADDRESS, _INT, _ADDRESS, _INT)),
     "mira_ask": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),
     "mira_ask_again": (_INT, (_ADDRESS,)),
     "mira_place": (_INT, (_ADDRESS, _INT)),

@@ -34,7 +34,10 @@ class SlotPool:
 
 
 class Places:
-    """Where layers belong: set and pool of each, [layers], and the layers of each set, in order."""
+    """Where layers belong: set and pool of each, [layers].
+
+    `members` are the layers of each set, `sets` the sets of each pool that have any.
+    """
 
     def __init__(self, pools: Sequence[SlotPool], layers: int, staging_limit: int) -> None:
         """Raises ValueError for an impossible division."""
@@ -51,12 +54,24 @@ class Places:
             raise ValueError(f"Got {staging_limit = } but expected 0 to {most}")
         self.set, self.pool = [0] * layers, [0] * layers
         self.members: list[list[int]] = []
+        self.sets: list[list[int]] = []
         for number, pool in enumerate(pools):
             sets = [list(pool.layers[at :: len(pool.ways)]) for at in range(len(pool.ways))]
+            start = len(self.members)
+            self.sets.append([start + at for at, own in enumerate(sets) if own])
             for own in sets:
                 for layer in own:
                     self.set[layer], self.pool[layer] = len(self.members), number
                 self.members.append(own)
+
+
+KEPT = 2  # ways that a set keeps, if it had so many
+WIDTH = 4
+
+
+def width_for(ways: Sequence[int]) -> int:
+    """How many experts on either side of a set's border tell what another way is worth."""
+    return min(WIDTH, max(1, sum(ways) // (2 * len(ways))))
 
 
 class Role(IntEnum):
@@ -77,19 +92,22 @@ class Status(IntEnum):
 
 _COUNTS = ("here", "called", "absent", "placed", "waiting")
 _POINTERS = (
-    *("worth", "set", "pool", "first", "sibling", "reserve", "spare", "ways", "held"),
+    *("worth", "set", "pool", "first", "sibling", "reserve", "spare", "held"),
     *("role", "slot", "idle", "top", "transit", "changed", "least", "loser"),
     *("hits", "misses", "needed", "here", "placed", "called", "absent", "waiting"),
 )
+_SHARES = ("ways", "least_ways", "most_ways", "gain", "loss")  # as a `mira_shares` has them
 
 
 class _Residency(ctypes.Structure):
     _fields_ = [
-        *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "admission")),
+        *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "pools", "admission")),
         *((n, ctypes.c_int32) for n in ("staging_limit", "staged", "passing", "layer")),
         *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
         *(("next", ctypes.c_int32), ("evictions", ctypes.c_int64), ("bypassed", ctypes.c_int64)),
         *((n, ctypes.c_void_p) for n in _POINTERS),
+        *((n, ctypes.c_int32) for n in ("shared_sets", "width", "steps")),
+        *((n, ctypes.c_void_p) for n in _SHARES),
     ]
 
 
@@ -113,7 +131,6 @@ class ResidencyTable:
             raise ValueError("Got worth that is no contiguous float64")
         self.pools, self.staging_limit = tuple(pools), staging_limit
         self.slots = sum(pool.slots for pool in pools)
-        self.ways = tuple(ways for pool in pools for ways in pool.ways)
         layers, experts = worth.shape
         self._arrays = self._allocate(worth, places)
         arrays = self._arrays
@@ -122,11 +139,14 @@ class ResidencyTable:
         self._role, self._slot, self._changed = arrays["role"], arrays["slot"], arrays["changed"]
         self._rows: list[NDArray[np.uint8]] = list(self._role)
         self._struct = _Residency(
-            *(layers, experts, len(self.ways), admission, staging_limit),
-            **{name: arrays[name].ctypes.data for name in _POINTERS},
+            *(layers, experts, len(arrays["ways"]), len(self.pools), admission, staging_limit),
+            shared_sets=len(arrays["ways"]),
+            width=width_for(arrays["ways"].tolist()),
+            **{name: arrays[name].ctypes.data for name in (*_POINTERS, *_SHARES)},
         )
         self._address = ctypes.addressof(self._struct)
         native = library()
+        self._share = native.mira_share
         self._ask, self._ask_again, self._place = (
             *(native.mira_ask, native.mira_ask_again, native.mira_place),
         )
@@ -142,6 +162,7 @@ class ResidencyTable:
         sibling = np.full(layers, layers, np.int32)
         for own in places.members:
             sibling[own[:-1]] = own[1:]
+        ways = np.array([ways for pool in self.pools for ways in pool.ways], np.int32)
         reserve = np.array([pool.reserve for pool in self.pools], np.int32)
         return {
             "worth": worth,
@@ -151,8 +172,11 @@ class ResidencyTable:
             "sibling": sibling,
             "reserve": reserve,
             "spare": reserve.copy(),
-            "ways": np.array(self.ways, np.int32),
-            "held": np.zeros(len(self.ways), np.int32),
+            "held": np.zeros(len(ways), np.int32),
+            "ways": ways,
+            "least_ways": np.minimum(ways, KEPT),
+            "most_ways": np.array([experts * len(own) for own in places.members], np.int32),
+            **{name: np.zeros(len(ways)) for name in ("gain", "loss")},
             "role": np.zeros(cells, np.uint8),
             "slot": np.full(cells, -1, np.int32),
             "idle": np.concatenate(idle).astype(np.int32),
@@ -170,6 +194,11 @@ class ResidencyTable:
 
     def __len__(self) -> int:
         return self.slots - sum(self.free)
+
+    @property
+    def ways(self) -> tuple[int, ...]:
+        """Residents that each set may have now."""
+        return tuple(self._arrays["ways"].tolist())
 
     @property
     def free(self) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ class EvictionPolicy(Protocol):
 
     admission: Admission
     worth: Floats  # [layers, experts], finite
+    shifts: bool  # slots move between layers that do not share them
 
     def record(self, step: Routed) -> bool:
         """Take in a layer's routing; whether the worth of other layers has changed too."""
@@ -44,6 +45,7 @@ class _Table:
     """A table of worth and nothing that runs beside."""
 
     admission = Admission.ALWAYS
+    shifts = False
 
     def __init__(self, layers: int, experts: int) -> None:
         self.worth: Floats = np.zeros((layers, experts))
@@ -145,6 +147,7 @@ class Brain:
     def __init__(self, eviction: EvictionPolicy, heat: HeatTable) -> None:
         self.eviction, self.heat = eviction, heat
         self.admission, self.worth = eviction.admission, eviction.worth
+        self.shifts = eviction.shifts
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
         self.seconds = 0.0  # of the heat's clock, when the last layer was recorded

@@ -60,7 +60,7 @@ class Learned:
         admission: Admission = Admission.WORTHIER,
     ) -> None:
         """Raises MiractlError without the native library."""
-        self.admission = admission
+        self.admission, self.shifts = admission, False
         self.worth: Floats = np.zeros((layers, experts))
         self._rows_of_worth = list(self.worth)
         self._worth_at, self._row_bytes = self.worth.ctypes.data, self.worth.strides[0]

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from miractl.native.replay import Admission
 from miractl.native.residency import Places, Role, SlotPool
+from miractl.policy.allocation import Allocation
 from miractl.policy.eviction import HOT, Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed
@@ -56,7 +57,6 @@ class Residency:
         self._places = Places(pools, len(policy.worth), staging_limit)
         self.pools, self.staging_limit = tuple(pools), staging_limit
         self.slots = sum(pool.slots for pool in pools)
-        self.ways = tuple(ways for pool in pools for ways in pool.ways)
         self.policy = policy
         self._spare = [pool.reserve for pool in pools]  # free slots of each reserve
         numbers = iter(range(self.slots))
@@ -67,7 +67,9 @@ class Residency:
         layers, experts = policy.worth.shape
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self._layers = [np.array(own, int) for own in self._places.members]  # of each set
-        self._held = [0] * len(self.ways)
+        ways = [ways for pool in pools for ways in pool.ways]
+        self._shares = Allocation(ways, [experts * len(own) for own in self._layers])
+        self._held = [0] * len(ways)
         self._resident = np.zeros(policy.worth.shape, bool)
         # Worth of the residents, infinite for others; and the least of each layer with whose it is:
         # where somebody has to go, only these are looked at.
@@ -78,6 +80,11 @@ class Residency:
 
     def __len__(self) -> int:
         return len(self._residents) + len(self._staged) + len(self._transit)
+
+    @property
+    def ways(self) -> tuple[int, ...]:
+        """Residents that each set may have now."""
+        return tuple(self._shares.ways)
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -124,6 +131,8 @@ class Residency:
 
     def record(self, step: Routed) -> None:
         """Tell the policy of a layer's routing, before its experts are looked up."""
+        if self.policy.shifts:
+            self._share(step)
         if self.policy.record(step):
             np.copyto(self._standing, self.policy.worth, where=self._resident)
             for layer in range(len(self._rows)):
@@ -132,6 +141,29 @@ class Residency:
             layer = step.layer
             np.copyto(self._rows[layer], self.policy.worth[layer], where=self._resident[layer])
             self._rank(layer)
+
+    def _share(self, step: Routed) -> None:
+        """Learn what other ways would have done; as a step begins, move them if it pays."""
+        places, shares = self._places, self._shares
+        if step.layer == 0 and shares.begin():
+            for pool in range(len(self.pools)):
+                own = [
+                    at for at, of in enumerate(places.members) if of and places.pool[of[0]] == pool
+                ]
+                giver = shares.move(own, self._held)
+                if giver is not None and self._held[giver] > shares.ways[giver]:
+                    self.shrink(giver)
+        index = places.set[step.layer]
+        layers = self._layers[index]
+        row = places.members[index].index(step.layer)
+        for expert in np.unique(step.ids).tolist():
+            shares.count(index, self.policy.worth[layers], self._resident[layers], row, expert)
+
+    def shrink(self, index: int) -> ExpertKey:
+        """The least worthy of a set that has lost a way goes. Between steps: nobody is in use."""
+        _, victim = self._least_of(index, self._places.members[index][0])
+        self.release(victim)
+        return victim
 
     def demand(self, key: ExpertKey, needed: Collection[ExpertKey]) -> Place | None:
         """A slot for an absent expert that the step needs; None if it has to wait for a wave.
@@ -177,7 +209,7 @@ class Residency:
         """Whether a newcomer may become resident, and who has to go for it."""
         layer, _ = key
         index = self._places.set[layer]
-        if self._held[index] < self.ways[index]:
+        if self._held[index] < self._shares.ways[index]:
             return GRANTED
         if self.policy.admission is Admission.WORTHIER:
             worth, victim = self._least_of(index, layer)

@@ -26,13 +26,16 @@ class SlotTable(Protocol):
 
     policy: Brain
     pools: tuple[SlotPool, ...]
-    ways: tuple[int, ...]  # of each set
     staging_limit: int
     hits: npt.NDArray[np.int64]  # [layers, experts]: looked up and resident
     misses: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         """Occupied slots."""
+
+    @property
+    def ways(self) -> tuple[int, ...]:
+        """Residents that each set may have now; between sets of a pool they may shift."""
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -122,6 +125,9 @@ class CompiledSlots(ResidencyTable):
 
     def record(self, step: Routed) -> None:
         """As the protocol says."""
+        if self.policy.shifts:
+            ids, _ = step.addresses
+            self._share(self._address, step.layer, ids, step.ids.size)
         if self.policy.record(step):
             self._changed.fill(1)
         else:
@@ -173,6 +179,11 @@ class PlainSlots(Residency):
     def waits(self) -> bool:
         """As the protocol says."""
         return bool(self._waiting)
+
+    def shrink(self, index: int) -> ExpertKey:
+        """The least worthy of a set that has lost a way goes."""
+        self.evictions += 1
+        return super().shrink(index)
 
     def ask(self, step: Routed) -> int:
         """As the protocol says."""

@@ -106,7 +106,7 @@ static int admits(const mira_residency *r, double newcomer, double victim)
 static room room_for(const mira_residency *r, int32_t expert)
 {
     int32_t set = r->set[r->layer];
-    if (r->held[set] < r->ways[set])
+    if (r->held[set] < r->shares.ways[set])
         return (room){1, -1, -1};
     double own, least = INFINITY;
     int32_t own_loser = least_of(r, r->layer, r->admission != MIRA_WORTHIER, &own);
@@ -198,6 +198,67 @@ static int look_up(mira_residency *r)
         }
     }
     return r->called_count ? MIRA_CALLED : MIRA_PLACED;
+}
+
+/* The least worthy of a set that has lost a way goes. Between steps: nobody is in use. */
+static void shrink(mira_residency *r, int32_t set)
+{
+    int32_t loser = r->first[set];
+    rank_changed(r);
+    for (int32_t l = loser; l < r->layers; l = r->sibling[l])
+        if (r->least[l] < r->least[loser])
+            loser = l;
+    r->evictions++;
+    mira_release(r, loser, r->loser[loser]);
+}
+
+/* Whether a set has layers, and these are of a pool. */
+static int is_of(const mira_residency *r, int32_t set, int32_t pool)
+{
+    return r->first[set] < r->layers && r->pool[r->first[set]] == pool;
+}
+
+static void move_shares(mira_residency *r)
+{
+    for (int32_t pool = 0; pool < r->pools; pool++) {
+        int32_t from = -1, to = -1;
+        for (int32_t set = 0; set < r->sets; set++)
+            if (is_of(r, set, pool))
+                shares_taker(&r->shares, set, r->held[set], &to);
+        for (int32_t set = 0; set < r->sets; set++)
+            if (is_of(r, set, pool))
+                shares_giver(&r->shares, set, to, &from);
+        if (shares_move(&r->shares, from, to) && r->held[from] > r->shares.ways[from])
+            shrink(r, from);
+    }
+}
+
+static int32_t nearer(const mira_residency *r, int32_t layer, int32_t expert, int resident)
+{
+    double own = r->worth[at(r, layer, expert)];
+    int32_t sum = 0;
+    for (int32_t l = r->first[r->set[layer]]; l < r->layers; l = r->sibling[l]) {
+        int32_t first = l < layer ? r->experts : l > layer ? 0 : expert;
+        sum += shares_nearer(r->worth + at(r, l, 0), r->role + at(r, l, 0), r->experts, own, resident,
+                             first, r->shares.width);
+    }
+    return sum;
+}
+
+void mira_share(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count)
+{
+    if (layer == 0 && shares_begin(&r->shares))
+        move_shares(r);
+    int32_t set = r->set[layer];
+    memset(r->needed, 0, r->experts);
+    for (int32_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= r->experts || r->needed[ids[i]])
+            continue;
+        int32_t expert = (int32_t)ids[i];
+        int resident = r->role[at(r, layer, expert)] == MIRA_RESIDENT;
+        r->needed[expert] = 1;
+        shares_count(&r->shares, set, r->held[set], resident, nearer(r, layer, expert, resident));
+    }
 }
 
 int mira_ask(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count)

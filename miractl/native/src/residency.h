@@ -5,6 +5,7 @@
 #define MIRACTL_RESIDENCY_H
 
 #include "brain.h"
+#include "shares.h"
 
 enum { MIRA_ABSENT, MIRA_RESIDENT, MIRA_STAGED, MIRA_TRANSIT };
 
@@ -16,7 +17,7 @@ enum { MIRA_PLACED, MIRA_CALLED, MIRA_SHORT };
  * what is const. A layer belongs to a set, which other layers may share, and a set to a pool, whose
  * slots are of one size. Lists of a step are in ascending order of experts. */
 typedef struct {
-    int32_t layers, experts, sets, admission, staging_limit;
+    int32_t layers, experts, sets, pools, admission, staging_limit;
     int32_t staged, passing;     /* how many there are: on bets, in transit */
     int32_t layer;               /* of the step under way, as is what follows */
     int32_t here_count, called_count, absent_count, placed_count, waiting_count, next;
@@ -26,7 +27,6 @@ typedef struct {
     const int32_t *first, *sibling; /* [sets], [layers]: layers of a set, `layers` after the last */
     const int32_t *reserve;      /* [pools]: slots beyond the residents' */
     int32_t *spare;              /* [pools]: free slots of the reserve */
-    const int32_t *ways;         /* [sets] */
     int32_t *held;               /* [sets]: residents */
     uint8_t *role;               /* [layers][experts] */
     int32_t *slot;               /* [layers][experts], of those with a role */
@@ -41,7 +41,12 @@ typedef struct {
     int32_t *here, *placed;      /* [experts][2]: experts and slots: residents, and those brought in */
     int32_t *called, *absent;    /* [experts]: staged; nowhere */
     int32_t *waiting;            /* [experts]: for the next wave */
+    mira_shares shares;          /* ways of the sets */
 } mira_residency;
+
+/* A layer is routed, before the worth changes and anybody is looked up: learn what other ways would
+ * have done. With the first layer a step begins; ways move between sets of a pool then, if it pays. */
+MIRA_API void mira_share(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count);
 
 /* Look the experts ids[count] of a layer up, which may come several times, and count; then go on as
  * `place` does unless bets are called in. -1: an expert that does not exist, and nothing done. */
