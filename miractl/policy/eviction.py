@@ -14,7 +14,7 @@ from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.memory import Memory
-from miractl.policy.routing import Ids, Routed
+from miractl.policy.routing import Routed
 
 Floats = npt.NDArray[np.float64]
 Tables = npt.NDArray[np.float32]
@@ -150,42 +150,36 @@ class Brain:
         self.shifts = eviction.shifts
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
-        self.seconds = 0.0  # of the heat's clock, when the last layer was recorded
+        self.seconds = heat.seconds  # of its clock, when the last layer was recorded
         self._recalled: Mapping[str, Tables] = {}
-        self._told: list[tuple[int, Ids]] = []  # layers and their experts [k], not counted yet
         self._before = np.zeros_like(self.activations)  # tokens of earlier runs
         self._feels_layers = isinstance(eviction, HeatEviction)
 
     def record(self, step: Routed) -> bool:
-        """Count, warm up what was used, and let the policy know: all at one moment."""
+        """Count the tokens, then `rate`."""
+        row = self.activations[step.layer]
+        row += np.bincount(step.ids.reshape(-1), minlength=len(row))
+        return self.rate(step)
+
+    def rate(self, step: Routed) -> bool:
+        """Warm up what was used and let the policy know, all at one moment.
+
+        The tokens are counted. Whether the worth of other layers has changed too.
+        """
+        layer = step.layer
+        if not self._feels_layers and layer < len(self.worth) - 1:
+            self.seconds = self.heat.seconds
+            return self.eviction.record(step)
         self.seconds = self.heat.hold()
         try:
-            self._count(step)
+            self._warm(layer if self._feels_layers else slice(None), len(step.ids))
             return self.eviction.record(step)
         finally:
             self.heat.go_on()
 
-    def _count(self, step: Routed) -> None:
-        layer = step.layer
-        if len(step.ids) == 1 and not self._feels_layers:
-            self._told.append((layer, step.ids[0]))
-        else:
-            row = self.activations[layer]
-            row += np.bincount(step.ids.reshape(-1), minlength=len(row))
-        if layer == len(self.worth) - 1 and self._told:
-            # New tokens are counted when all layers are through: numpy is slow for a few numbers.
-            layers, ids = zip(*self._told, strict=True)
-            rows = np.repeat(layers, [len(one) for one in ids])
-            np.add.at(self.activations, (rows, np.concatenate(ids)), 1)
-            self._told.clear()
-        if self._feels_layers:
-            self._warm(layer, len(step.ids))
-        elif layer == len(self.worth) - 1:
-            self._warm(slice(None), len(step.ids))
-
     def feedback(self, key: ExpertKey, used: bool) -> None:
-        """Warm up what was bet on rightly, cool down what was not."""
-        self.heat.feedback(key.layer, key.expert, used)
+        """Warm up what was bet on rightly, cool down what was not; as of the last record."""
+        self.heat.feedback(key.layer, key.expert, used, self.seconds)
 
     def remember(self) -> Memory:
         """What the next run may start with; what another policy had learned stays in it."""
