@@ -50,6 +50,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_markov_follow": (_INT, (_ADDRESS, _INT, _ADDRESS)),
     "mira_markov_guess": (None, (_ADDRESS, _INT, _INT, _ADDRESS)),
     "mira_lookahead": (None, (_ADDRESS,)),
+    "mira_heat_record": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),
     "mira_replay": (_INT, (_ADDRESS,) * 6),
     "mira_share": (None, (_ADDRESS,)),
     "mira_note": (None, (_ADDRESS,)),

@@ -130,11 +130,11 @@ class Predictor:
             *(state.weight_rate, state.table_rate, state.token, state.begins),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
-        self._library = library()
+        self._library = short_calls()
         # Of each expert of the layer predicted last by `follow`: overwritten by the next.
         self.guess: NDArray[np.float64] = np.zeros(state.experts)
         self.address = ctypes.addressof(self._struct)  # valid as long as the predictor lives
-        self._guess_at, self._follow = self.guess.ctypes.data, short_calls().mira_follow
+        self._guess_at, self._follow = self.guess.ctypes.data, self._library.mira_follow
 
     def follow(self, layer: int, ids: int) -> None:
         """Take in the int64 at address `ids` [k], then `predict` the layer that they tell of.
@@ -191,7 +191,7 @@ class Predictor:
         check_sizes("predictor", state, routing)
         probabilities = np.zeros((routing.tokens, routing.layers, routing.experts), np.float32)
         recording = routing_struct(routing)
-        self._library.mira_foresee(
+        library().mira_foresee(
             ctypes.addressof(recording),
             self.address,
             probabilities.ctypes.data,

@@ -69,12 +69,16 @@ class Tutor:
 
     def __init__(self) -> None:
         """Raises MiractlError without the library, MemoryError if there is no thread to be had."""
-        self._library = library()
-        self._tutor = self._library.mira_tutor_new()
+        native = library()
+        self._tutor = native.mira_tutor_new()
         if not self._tutor:
             raise MemoryError("no thread to learn on")
-        self._taught: Any = None  # what the thread looks at
-        self.close = weakref.finalize(self, self._library.mira_tutor_free, self._tutor)
+        self._teach, self._wait = native.mira_teach, native.mira_tutor_wait
+        self._is_teaching = False
+        self._lessons = (_Lesson * 0)()
+        self._pupils: Sequence[Pupil] | None = None  # whose lessons those are, without texts
+        self._texts: Any = None  # what the thread looks at beside
+        self.close = weakref.finalize(self, native.mira_tutor_free, self._tutor)
 
     def teach(
         self, pupils: Sequence[Pupil], texts: Sequence[tuple[Learner | Predictor, Routing]] = ()
@@ -86,6 +90,14 @@ class Tutor:
         """
         if not self.close.alive:
             return
+        if texts or pupils is not self._pupils:
+            self._prepare(pupils, texts)
+        self._is_teaching = True
+        self._teach(self._tutor, ctypes.addressof(self._lessons), len(self._lessons))
+
+    def _prepare(
+        self, pupils: Sequence[Pupil], texts: Sequence[tuple[Learner | Predictor, Routing]]
+    ) -> None:
         for pupil, text in texts:
             check_sizes("pupil", pupil.state, text)
         structs = [routing_struct(text) for _, text in texts]
@@ -94,13 +106,12 @@ class Tutor:
             _Lesson(one.address, ctypes.addressof(struct), one.kind)
             for (one, _), struct in zip(texts, structs, strict=True)
         ]
-        lessons = (_Lesson * len(wanted))(*wanted)
-        self._library.mira_teach(self._tutor, ctypes.addressof(lessons), len(lessons))
-        self._taught = lessons, structs, pupils, texts
+        self.wait()  # until then the thread looks at those before
+        self._lessons = (_Lesson * len(wanted))(*wanted)
+        self._pupils, self._texts = None if texts else pupils, (structs, pupils, texts)
 
     def wait(self) -> None:
         """Return when the lessons are over."""
-        if self._taught is not None:
-            if self.close.alive:
-                self._library.mira_tutor_wait(self._tutor)
-            self._taught = None
+        if self._is_teaching and self.close.alive:
+            self._wait(self._tutor)
+        self._is_teaching = False

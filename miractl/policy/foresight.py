@@ -106,13 +106,13 @@ class Foresight:
         """Take a step in."""
         self._tutor.wait()
         for part in owned(step):
-            stream = self._streams.begin(part)
+            stream = self._alone = self._streams.begin(part)
             stream.prompt = []
             if len(part) == 1:
                 self._tokens += 1
                 stream.begin(part.position == 0)
-        own = only(step)
-        self._alone = None if own is None else self._streams.of(own)
+        if only(step) is None:
+            self._alone = None
 
     def _follow(self, stream: Stream, step: Routed, part: Segment) -> None:
         if len(part) > 1:
@@ -122,6 +122,12 @@ class Foresight:
             stream.follow(step.layer, ids + part.start * step.ids.strides[0])
 
     def _teach(self, step: Routed) -> None:
+        alone = self._alone
+        if alone is not None:
+            if alone.next_layer == self._layers:
+                self._tutor.teach(alone.predictors)
+                self._popular.count(alone.predictors[0].ids)
+            return
         parts = [(part, self._streams.of(part)) for part in owned(step)]
         through = [s for part, s in parts if len(part) == 1 and s.next_layer == self._layers]
         texts = []
@@ -130,5 +136,3 @@ class Foresight:
             self._tokens += text.tokens
             texts += [(predictor, text) for predictor in stream.predictors]
         self._tutor.teach([p for stream in through for p in stream.predictors], texts)
-        if self._alone is not None and through:
-            self._popular.count(self._alone.predictors[0].ids)

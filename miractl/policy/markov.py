@@ -83,9 +83,10 @@ class MarkovTable:
         """Take a step in."""
         self._tutor.wait()
         for part in owned(step):
-            self._past.begin(part).next_layer = 0
-        own = only(step)
-        self._alone = None if own is None else self._past.of(own)
+            past = self._alone = self._past.begin(part)
+            past.next_layer = 0
+        if only(step) is None:
+            self._alone = None
 
     def _follow(self, before: Routed | None, step: Routed, part: Segment) -> None:
         """Count the end of a prompt at once; keep the last token."""
@@ -107,12 +108,16 @@ class MarkovTable:
         self._chain.count(BY_TOKEN, layer, at, at + row_bytes, count - 1)
 
     def _teach(self, step: Routed) -> None:
+        alone = self._alone
+        if alone is not None:
+            if alone.next_layer == self._layers:
+                self._popular.count(alone.walk.newest)
+                self._tutor.teach(alone.walks)
+            return
         parts = [(part, self._past.of(part)) for part in owned(step)]
         through = [(part, past) for part, past in parts if past.next_layer == self._layers]
         for _, past in ((part, past) for part, past in through if len(part) > 1):
             past.walk.turn()
-        if self._alone is not None and through:
-            self._popular.count(self._alone.walk.newest)
         self._tutor.teach([past.walk for part, past in through if len(part) == 1])
 
 
@@ -121,6 +126,7 @@ class _Past:
 
     def __init__(self, chain: Chain) -> None:
         self.walk, self.next_layer = Walk(chain), 0
+        self.walks = (self.walk,)
 
     def follow(self, layer: int, ids: int) -> None:
         """Take in what a layer chose, int64 [k] at address `ids`."""

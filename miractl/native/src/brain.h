@@ -113,6 +113,22 @@ MIRA_API int mira_replay(const mira_routing *routing, const mira_cache *cache,
                          const mira_rule *rule, uint8_t *hits, int64_t *entered,
                          uint8_t *resident);
 
+/* The heat score of a runtime. All memory is the caller's. */
+typedef struct {
+    int32_t layers, experts;
+    double decay;          /* what 100 ms leave */
+    double now, threshold; /* seconds; of the scores */
+    double stamp;          /* number of the step */
+    double *score, *since; /* [layers][experts], as all: when decay began to run */
+    int64_t *counts;       /* tokens of the window */
+    double *used;          /* stamp of the last use */
+    double *worth;         /* the score below the threshold, else more, by the last use */
+} mira_heat;
+
+/* A layer's step activates ids[count], which may come several times: warm them up, and set the worth of
+ * the layer, at the first layer of all. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_heat_record(mira_heat *heat, int32_t layer, const int64_t *ids, int32_t count);
+
 enum { MIRA_MOST_EXPERTS = 1 << 16 };
 
 enum { MIRA_HINTS = 9, MIRA_SOURCES = 4, MIRA_BINS = 20 };
