@@ -23,7 +23,7 @@ PRICE = (
 FIRST_DEMAND = 0.5  # how often a layer has to fetch, before that is known
 
 _INTEGERS = ("layers", "experts", "classes", "most", "chunks")
-_ARRAYS = ("demand", "bins", "guess", "proposal", "hidden", "risk", "sure", "wanted")
+_ARRAYS = ("demand", "bins", "guess", "proposal", "hidden", "risk", "sure", "told", "chosen")
 _EVENTS = ("issued", "used", "late", "wasted", "cancelled", "demands")
 
 
@@ -73,7 +73,8 @@ class BetsState:
         self.hidden = np.zeros((layers, most))
         self.risk = np.zeros((layers, most))
         self.sure = np.zeros(experts)
-        self.wanted = np.zeros(experts, np.uint8)
+        self.told = np.zeros(experts, np.float32)
+        self.chosen = np.zeros(most, np.uint16)
 
 
 class Moment(ctypes.Structure):
@@ -118,10 +119,8 @@ class Bets:
             *(getattr(state, name) for name in (*_INTEGERS, *scalars)),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
-        self._chosen = np.zeros(state.most, np.uint16)
-        self._guesses = np.zeros(state.experts, np.float32)
         self._flags = np.zeros(state.experts, np.uint8)
-        buffers = self._guesses, self._flags, self._chosen
+        buffers = state.told, self._flags, state.chosen
         self._buffers = tuple(buffer.ctypes.data for buffer in buffers)
         self._address = ctypes.addressof(self._struct)
 
@@ -151,9 +150,9 @@ class Bets:
             raise ValueError(f"Got {at.layer = }, {at.kind = }, {at.ahead = }")
         if guesses.shape != (state.experts,) or there.shape != (state.experts,):
             raise ValueError(f"Got guesses {guesses.shape}, there {there.shape}")
-        self._guesses[:], self._flags[:] = guesses, there
+        state.told[:], self._flags[:] = guesses, there
         count = self._library.mira_bets_choose(self._address, ctypes.addressof(at), *self._buffers)
-        found: list[int] = self._chosen[:count].tolist() if count else []
+        found: list[int] = state.chosen[:count].tolist() if count else []
         return found
 
     def judge(self, layer: int, wanted: Sequence[int], fetch: bool, transfer: float) -> None:
@@ -172,15 +171,6 @@ class Bets:
     def account(self, gained: float, lost: float, transfer: float) -> None:
         """Enter time gained and lost into the ledger."""
         self._library.mira_bets_account(self._address, gained, lost, transfer)
-
-    def settle(self, layer: int, ids: int, count: int, there: NDArray[Any], *times: float) -> None:
-        """`judge` and `account` for a layer that wants the int64 at address `ids`, in one call.
-
-        there [experts]: their roles. `times` are gained, lost if anything has to be fetched, and of
-        a transfer. Experts that do not exist are passed over.
-        """
-        np.copyto(self._flags, there)
-        self._library.mira_bets_settle(self._address, layer, ids, count, self._buffers[1], *times)
 
     def calibrated(self, guess: float, kind: int = 0) -> float:
         """The probability that the record of a class makes of a guess."""

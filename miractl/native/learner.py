@@ -110,6 +110,8 @@ class LearnerState:
 class Learner:
     """A learner and its state. Not thread-safe: its owner holds the lock."""
 
+    kind = 0  # of a pupil
+
     def __init__(self, state: LearnerState) -> None:
         """Raises MiractlError without the library."""
         self.state = state
@@ -119,13 +121,9 @@ class Learner:
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._learn = library().mira_learn
+        self.address = ctypes.addressof(self._struct)  # valid as long as the learner lives
         # Log-odds of a use soon, [experts] of each layer, as of its last token: not to be written.
         self.rows: list[Floats] = list(state.scores[:, : state.experts])
-
-    @property
-    def address(self) -> int:
-        """Of the C structure, for a replay; valid as long as the learner lives."""
-        return ctypes.addressof(self._struct)
 
     @property
     def token(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 5  # MIRA_ABI of miractl_native.h
+ABI = 6  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -39,35 +39,34 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_tutor_free": (None, (_ADDRESS,)),
     "mira_tutor_wait": (None, (_ADDRESS,)),
     "mira_teach": (None, (_ADDRESS, _ADDRESS, _INT)),
-    "mira_rate": (_INT, (_ADDRESS, _INT, _INT) + (_ADDRESS,) * 3 + (_DOUBLE, _ADDRESS)),
+    "mira_rate": (_INT, (_ADDRESS,)),
     "mira_begin": (None, (_ADDRESS, _INT)),
     "mira_predict": (None, (_ADDRESS, _INT)),
     "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
     "mira_foresee": (None, (_ADDRESS,) * 3),
     "mira_follow": (_INT, (_ADDRESS, _INT, _ADDRESS, _ADDRESS)),
     "mira_recall": (_DOUBLE, (_ADDRESS, _INT, _ADDRESS, _INT)),
-    "mira_markov_count": (_INT, (_ADDRESS, _INT, _ADDRESS, _ADDRESS, _INT, _INT, _DOUBLE)),
-    "mira_markov_guess": (
-        None,
-        (_ADDRESS, _ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _INT, _DOUBLE, _ADDRESS, _ADDRESS),
-    ),
-    "mira_lookahead": (None, (_ADDRESS, _ADDRESS, _INT, _INT, _INT, _ADDRESS)),
+    "mira_markov_count": (_INT, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _INT)),
+    "mira_markov_follow": (_INT, (_ADDRESS, _INT, _ADDRESS)),
+    "mira_markov_guess": (None, (_ADDRESS, _INT, _INT, _ADDRESS)),
+    "mira_lookahead": (None, (_ADDRESS,)),
+    "mira_heat_record": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),
     "mira_replay": (_INT, (_ADDRESS,) * 6),
-    "mira_share": (None, (_ADDRESS, _INT, _ADDRESS, _INT)),
-    "mira_ask": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),
+    "mira_share": (None, (_ADDRESS,)),
+    "mira_note": (None, (_ADDRESS,)),
+    "mira_ask": (_INT, (_ADDRESS,)),
     "mira_ask_again": (_INT, (_ADDRESS,)),
     "mira_place": (_INT, (_ADDRESS, _INT)),
-    "mira_adopt": (None, (_ADDRESS, _INT)),
-    "mira_stage": (_INT, (_ADDRESS, _INT, _INT)),
+    "mira_call_in": (None, (_ADDRESS, _INT)),
+    "mira_drop": (None, (_ADDRESS, _INT, _INT)),
+    "mira_stage": (None, (_ADDRESS, _INT, _ADDRESS, _INT)),
     "mira_release": (None, (_ADDRESS, _INT, _INT)),
     "mira_end_transit": (None, (_ADDRESS,)),
     "mira_bets_choose": (_INT, (_ADDRESS,) * 5),
     "mira_bets_judge": (None, (_ADDRESS, _INT, _ADDRESS, _INT, _DOUBLE)),
     "mira_bets_account": (None, (_ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE)),
-    "mira_bets_settle": (
-        None,
-        (_ADDRESS, _INT, _ADDRESS, _INT, _ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE),
-    ),
+    "mira_ahead_settle": (_INT, (_ADDRESS,) * 3),
+    "mira_ahead_place": (None, (_ADDRESS,) * 3 + (_INT, _ADDRESS)),
     "mira_bets_calibrated": (_DOUBLE, (_ADDRESS, _INT, _DOUBLE)),
     "mira_timeline": (_INT, (_ADDRESS,) * 8),
     "mira_layer": (
@@ -82,6 +81,7 @@ class _Loaded:
     """Either the library, or the reason why there is none."""
 
     library: ctypes.CDLL | None = None
+    short_calls: ctypes.PyDLL | None = None
     reason: str | None = None
     failed: tuple[str, ...] = ()  # instruction sets that did not pass the self-test
 
@@ -90,11 +90,12 @@ def _load(path: Path) -> _Loaded:
     if not path.exists():
         return _Loaded(reason="this miractl was built without its CPU kernels (no C compiler)")
     try:
-        # CDLL lets go of the interpreter lock during every call.
-        library = ctypes.CDLL(str(path))
+        # CDLL lets go of the interpreter lock during every call, PyDLL does not.
+        library, short_calls = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+            for loaded in (library, short_calls):
+                function = getattr(loaded, name)
+                function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         return _Loaded(reason=f"the CPU kernels do not load: {error}")
     if library.mira_abi() != ABI:
@@ -107,7 +108,7 @@ def _load(path: Path) -> _Loaded:
             continue
         library.mira_isa_use(ISAS.index(isa))
         if library.mira_self_test() == SELF_TEST:
-            return _Loaded(library, failed=tuple(failed))
+            return _Loaded(library, short_calls, failed=tuple(failed))
         failed.append(isa)
     return _Loaded(reason="the CPU kernels fail their self-test", failed=tuple(failed))
 
@@ -134,13 +135,29 @@ def failed_isas() -> tuple[str, ...]:
 
 def library() -> ctypes.CDLL:
     """The library. Raises MiractlError if there is none."""
-    loaded = _loaded()
-    if loaded.library is None:
-        raise MiractlError(
-            loaded.reason or "no CPU kernels",
-            hint="install a wheel for this platform, or install again with gcc or clang at hand",
-        )
-    return loaded.library
+    found = _loaded().library
+    if found is None:
+        raise _missing()
+    return found
+
+
+def short_calls() -> ctypes.PyDLL:
+    """The same for calls of microseconds: they keep the interpreter lock.
+
+    Whoever lets go of it for as short a time may find it taken, and then waits for milliseconds.
+    Raises MiractlError if there is no library.
+    """
+    found = _loaded().short_calls
+    if found is None:
+        raise _missing()
+    return found
+
+
+def _missing() -> MiractlError:
+    return MiractlError(
+        _loaded().reason or "no CPU kernels",
+        hint="install a wheel for this platform, or install again with gcc or clang at hand",
+    )
 
 
 def supported_isas() -> list[str]:

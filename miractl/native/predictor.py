@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from miractl.native.library import library
-from miractl.native.replay import Routing, routing_struct
+from miractl.native.library import library, short_calls
+from miractl.native.replay import Routing, check_sizes, routing_struct
 
 Floats = NDArray[np.float32]
 HINTS, SOURCES, BINS = 9, 4, 20  # as in brain.h
@@ -88,6 +88,26 @@ class PredictorState:
         self.scratch = np.zeros((2, self.lanes), np.float32)
 
 
+class Foretold(ctypes.Structure):
+    """What a router that is asked early says of [experts], as `guess`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("ids", "weights", "guess")),
+        *((name, ctypes.c_int32) for name in ("tokens", "top", "experts")),
+    )
+
+    def __init__(self, guess: NDArray[np.float64]) -> None:
+        """Raises MiractlError without the library."""
+        super().__init__(guess=guess.ctypes.data, experts=len(guess))
+        self._guess, self._address = guess, ctypes.addressof(self)
+        self._take = short_calls().mira_lookahead
+
+    def take(self, ids: int, weights: int, count: int, top: int) -> None:
+        """Set the guess by `count` int64 and float32 at these addresses, or 0: no weights."""
+        self.ids, self.weights, self.tokens, self.top = ids, weights, count // top, top
+        self._take(self._address)
+
+
 def recall(guess: NDArray[np.float64], ids: int, count: int) -> float:
     """Share of the different experts that are among as many likeliest by guess [experts].
 
@@ -100,6 +120,8 @@ def recall(guess: NDArray[np.float64], ids: int, count: int) -> float:
 class Predictor:
     """A predictor and its state. Not thread-safe: its owner holds the lock."""
 
+    kind = 1  # of a pupil
+
     def __init__(self, state: PredictorState) -> None:
         """Raises MiractlError without the library."""
         self.state = state
@@ -108,22 +130,29 @@ class Predictor:
             *(state.weight_rate, state.table_rate, state.token, state.begins),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
-        self._library = library()
+        self._library = short_calls()
         # Of each expert of the layer predicted last by `follow`: overwritten by the next.
         self.guess: NDArray[np.float64] = np.zeros(state.experts)
-        self._guess_at, self._address = self.guess.ctypes.data, ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)  # valid as long as the predictor lives
+        self._guess_at, self._follow = self.guess.ctypes.data, self._library.mira_follow
 
     def follow(self, layer: int, ids: int) -> None:
-        """`confirm` the int64 at address `ids` [k], then `predict` the layer that they tell of.
+        """Take in the int64 at address `ids` [k], then `predict` the layer that they tell of.
 
-        Raises ValueError for experts that do not exist.
+        With the last layer a lesson is due. Raises ValueError for experts that do not exist.
         """
-        if self._library.mira_follow(self._address, layer, ids, self._guess_at):
+        if self._follow(self.address, layer, ids, self._guess_at):
             raise ValueError(f"Got experts that are none of {self.state.experts}")
+
+    @property
+    def ids(self) -> NDArray[np.uint16]:
+        """Experts of the last token, [layers, k]; not to be written to."""
+        found: NDArray[np.uint16] = self.state.ids[self._struct.token & 1]
+        return found
 
     def begin(self, starts: bool = False) -> None:
         """Begin a token; `starts` says that it begins a text."""
-        self._library.mira_begin(ctypes.addressof(self._struct), starts)
+        self._library.mira_begin(self.address, starts)
 
     def predict(self, layer: int) -> None:
         """Rate the experts of the layer by what came before.
@@ -133,7 +162,7 @@ class Predictor:
         """
         if not 0 <= layer < self.state.layers:
             raise ValueError(f"Got {layer = } but expected 0 to {self.state.layers - 1}")
-        self._library.mira_predict(ctypes.addressof(self._struct), layer)
+        self._library.mira_predict(self.address, layer)
 
     def probabilities(self, layer: int) -> Floats:
         """Of each expert of a predicted layer, [experts]."""
@@ -142,12 +171,15 @@ class Predictor:
         return result
 
     def confirm(self, layer: int, ids: NDArray[Any]) -> None:
-        """Learn what the layer chose, ids [k]. Raises ValueError for experts that do not exist."""
+        """Take in what the layer chose, ids [k], and with the last layer learn from all.
+
+        Raises ValueError for experts that do not exist.
+        """
         state = self.state
         if ids.shape != (state.top,) or ids.min() < 0 or ids.max() >= state.experts:
             raise ValueError(f"Got ids {ids.tolist()} of {state.experts} experts")
         chosen = np.ascontiguousarray(ids, dtype=np.uint16)
-        self._library.mira_confirm(ctypes.addressof(self._struct), layer, chosen.ctypes.data)
+        self._library.mira_confirm(self.address, layer, chosen.ctypes.data)
 
     def foresee(self, routing: Routing) -> Floats:
         """Predict and learn a whole recording: probabilities [tokens, layers, experts].
@@ -156,14 +188,12 @@ class Predictor:
         ValueError for a recording of another model.
         """
         state = self.state
-        sizes = (state.layers, state.experts, state.top)
-        if sizes != (routing.layers, routing.experts, routing.top):
-            raise ValueError(f"Got a predictor of {sizes} layers, experts and k")
+        check_sizes("predictor", state, routing)
         probabilities = np.zeros((routing.tokens, routing.layers, routing.experts), np.float32)
         recording = routing_struct(routing)
-        self._library.mira_foresee(
+        library().mira_foresee(
             ctypes.addressof(recording),
-            ctypes.addressof(self._struct),
+            self.address,
             probabilities.ctypes.data,
         )
         return probabilities

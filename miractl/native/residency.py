@@ -7,12 +7,12 @@ import ctypes
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from miractl.native.library import library
+from miractl.native.library import short_calls
 from miractl.native.replay import Admission
 
 
@@ -64,6 +64,10 @@ class Places:
                     self.set[layer], self.pool[layer] = len(self.members), number
                 self.members.append(own)
 
+    def share(self, one: int, other: int) -> bool:
+        """Whether two layers have their slots in one pool."""
+        return self.pool[one] == self.pool[other]
+
 
 KEPT = 2  # ways that a set keeps, if it had so many
 WIDTH = 4
@@ -90,11 +94,43 @@ class Status(IntEnum):
     SHORT = 2  # somebody would get the slot of a bet that is dropped
 
 
+class State(IntEnum):
+    """Life of a transfer."""
+
+    QUEUED = 0
+    RUNNING = 1
+    DONE = 2
+    FAILED = 3
+    CANCELLED = 4
+
+
+class Progress:
+    """How far the transfer into each slot has come, of bets: written by whoever carries it out."""
+
+    def __init__(self, slots: int) -> None:
+        self.state: NDArray[np.uint8] = np.zeros(slots, np.uint8)
+        self.began: NDArray[np.float64] = np.zeros(slots)  # seconds
+        self.finished: NDArray[np.float64] = np.zeros(slots)
+
+
+class BetCounts(NamedTuple):
+    """What became of bets, in all; `cancelled`: never moved."""
+
+    issued: int
+    used: int
+    late: int
+    wasted: int
+    cancelled: int
+
+
+COUNTED = ("hits", "misses", "prefetched", "prefetch_used")  # of each expert
 _COUNTS = ("here", "called", "absent", "placed", "waiting")
 _POINTERS = (
-    *("worth", "set", "pool", "first", "sibling", "reserve", "spare", "held"),
+    *("ids", "worth", "set", "pool", "first", "sibling", "reserve", "spare", "held"),
     *("role", "slot", "idle", "top", "transit", "changed", "least", "loser"),
-    *("hits", "misses", "needed", "here", "placed", "called", "absent", "waiting"),
+    *("hits", "misses", "prefetched", "prefetch_used", "in_vain", "activations"),
+    *("needed", "here", "placed", "called", "absent", "waiting", "staging"),
+    *("bet", "stale", "state", "began", "finished", "score", "since"),
 )
 _SHARES = ("ways", "least_ways", "most_ways", "gain", "loss")  # as a `mira_shares` has them
 
@@ -102,9 +138,11 @@ _SHARES = ("ways", "least_ways", "most_ways", "gain", "loss")  # as a `mira_shar
 class _Residency(ctypes.Structure):
     _fields_ = [
         *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "pools", "admission")),
-        *((n, ctypes.c_int32) for n in ("staging_limit", "staged", "passing", "layer")),
+        *((n, ctypes.c_int32) for n in ("staging_limit", "staged", "passing", "layer", "count")),
         *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
-        *(("next", ctypes.c_int32), ("evictions", ctypes.c_int64), ("bypassed", ctypes.c_int64)),
+        *((n, ctypes.c_int32) for n in ("next", "arrived", "bet_count", "stale_count")),
+        *((n, ctypes.c_int64) for n in ("evictions", "bypassed", *BetCounts._fields)),
+        *((n, ctypes.c_double) for n in ("now", "decay")),
         *((n, ctypes.c_void_p) for n in _POINTERS),
         *((n, ctypes.c_int32) for n in ("shared_sets", "width", "steps")),
         *((n, ctypes.c_void_p) for n in _SHARES),
@@ -120,41 +158,49 @@ class ResidencyTable:
         staging_limit: int,
         worth: NDArray[np.float64],
         admission: Admission,
+        activations: NDArray[np.int64],
+        heat: tuple[NDArray[np.float64], NDArray[np.float64], float],
     ) -> None:
         """`worth` [layers, experts] is read whenever somebody has to go.
 
-        Slots are numbered through, pool by pool. Raises ValueError for an impossible division,
-        MiractlError without the library.
+        Slots are numbered through, pool by pool. `activations` [layers, experts] counts tokens.
+        `heat`: scores and since when they decay, of that shape, and what 100 ms leave; it is told
+        how bets end.
+
+        Raises ValueError for an impossible division, MiractlError without the library.
         """
-        places = Places(pools, len(worth), staging_limit)
+        self.places = Places(pools, len(worth), staging_limit)
         if worth.dtype != np.float64 or not worth.flags.c_contiguous:
             raise ValueError("Got worth that is no contiguous float64")
         self.pools, self.staging_limit = tuple(pools), staging_limit
         self.slots = sum(pool.slots for pool in pools)
         layers, experts = worth.shape
-        self._arrays = self._allocate(worth, places)
+        self.progress = Progress(self.slots)
+        given = {"activations": activations, "score": heat[0], "since": heat[1]}
+        self._arrays = self._allocate(worth) | given
         arrays = self._arrays
-        self.hits: NDArray[np.int64] = arrays["hits"]
-        self.misses: NDArray[np.int64] = arrays["misses"]
+        self.hits, self.misses = arrays["hits"], arrays["misses"]
+        self.in_vain = arrays["in_vain"]
+        self.prefetched, self.prefetch_used = arrays["prefetched"], arrays["prefetch_used"]
         self._role, self._slot, self._changed = arrays["role"], arrays["slot"], arrays["changed"]
         self._rows: list[NDArray[np.uint8]] = list(self._role)
         self._struct = _Residency(
             *(layers, experts, len(arrays["ways"]), len(self.pools), admission, staging_limit),
+            decay=heat[2],
             shared_sets=len(arrays["ways"]),
             width=width_for(arrays["ways"].tolist()),
-            **{name: arrays[name].ctypes.data for name in (*_POINTERS, *_SHARES)},
+            **{name: arrays[name].ctypes.data for name in (*_POINTERS[1:], *_SHARES)},
         )
-        self._address = ctypes.addressof(self._struct)
-        native = library()
-        self._share = native.mira_share
-        self._ask, self._ask_again, self._place = (
-            *(native.mira_ask, native.mira_ask_again, native.mira_place),
-        )
-        self._adopt, self._stage = native.mira_adopt, native.mira_stage
-        self._release, self._end_transit = native.mira_release, native.mira_end_transit
+        self.address = ctypes.addressof(self._struct)
+        native = short_calls()
+        self._share, self._note, self._ask = native.mira_share, native.mira_note, native.mira_ask
+        self._ask_again, self._place = native.mira_ask_again, native.mira_place
+        self._call_in, self._drop = native.mira_call_in, native.mira_drop
+        self._stage, self._release = native.mira_stage, native.mira_release
+        self._end_transit = native.mira_end_transit
 
-    def _allocate(self, worth: NDArray[np.float64], places: Places) -> dict[str, NDArray[Any]]:
-        (layers, experts), slots = worth.shape, self.slots
+    def _allocate(self, worth: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+        (layers, experts), slots, places = worth.shape, self.slots, self.places
         cells, pairs = (layers, experts), (experts, 2)
         ends = np.cumsum([pool.slots for pool in self.pools], dtype=np.int32)
         starts = [end - pool.slots for end, pool in zip(ends, self.pools, strict=True)]
@@ -181,14 +227,19 @@ class ResidencyTable:
             "slot": np.full(cells, -1, np.int32),
             "idle": np.concatenate(idle).astype(np.int32),
             "top": ends,
+            "in_vain": np.zeros(layers, np.int64),
             "transit": np.zeros(slots, np.int32),
             "changed": np.zeros(layers, np.uint8),
             "least": np.full(layers, np.inf),
             "loser": np.zeros(layers, np.int32),
-            "hits": np.zeros(cells, np.int64),
-            "misses": np.zeros(cells, np.int64),
+            **{name: np.zeros(cells, np.int64) for name in COUNTED},
             "needed": np.zeros(experts, np.uint8),
-            **{name: np.zeros(pairs, np.int32) for name in ("here", "placed")},
+            **{name: np.zeros(pairs, np.int32) for name in ("here", "placed", "bet")},
+            "staging": np.zeros(slots, np.int32),
+            "stale": np.zeros(slots, np.uint8),
+            "state": self.progress.state,
+            "began": self.progress.began,
+            "finished": self.progress.finished,
             **{name: np.zeros(experts, np.int32) for name in ("called", "absent", "waiting")},
         }
 
@@ -207,6 +258,11 @@ class ResidencyTable:
         return tuple((self._arrays["top"] - starts).tolist())
 
     @property
+    def layer(self) -> int:
+        """That of the step under way."""
+        return int(self._struct.layer)
+
+    @property
     def evictions(self) -> int:
         """Residents that had to go, in all."""
         return int(self._struct.evictions)
@@ -217,15 +273,37 @@ class ResidencyTable:
         return int(self._struct.bypassed)
 
     @property
+    def bets(self) -> BetCounts:
+        """What became of bets, in all."""
+        return BetCounts(*(getattr(self._struct, name) for name in BetCounts._fields))
+
+    @property
+    def staged(self) -> int:
+        """Experts that are staged."""
+        count: int = self._struct.staged
+        return count
+
+    @property
     def here(self) -> list[list[int]]:
-        """Experts of the step that were resident, with their slots."""
+        """Experts of the step that are there, with their slots; last the `arrived`."""
         count = self._struct.here_count
         return self._arrays["here"][:count].tolist() if count else []
 
     @property
+    def arrived(self) -> int:
+        """How many of them were bet on."""
+        count: int = self._struct.arrived
+        return count
+
+    @property
     def called(self) -> list[int]:
-        """Experts of the step that are staged: to be called in, or to fail."""
+        """Experts of the step that were bet on and are on their way: to be called in."""
         found: list[int] = self._arrays["called"][: self._struct.called_count].tolist()
+        return found
+
+    def unwanted(self, count: int) -> list[int]:
+        """The first so many bets on the routed layer that have not begun and are not wanted."""
+        found: list[int] = self._arrays["called"][:count].tolist()
         return found
 
     @property
@@ -253,39 +331,56 @@ class ResidencyTable:
 
     def ask_again(self) -> int:
         """The next wave, of those that wait; the Status."""
-        status: int = self._ask_again(self._address)
+        status: int = self._ask_again(self.address)
         return status
 
     def place(self, skip: bool = False) -> int:
         """Bring the absent in; `skip`: whoever came short waits. The Status."""
-        status: int = self._place(self._address, skip)
+        status: int = self._place(self.address, skip)
         return status
 
-    def call_in(self, expert: int) -> int:
-        """A staged expert of the step is needed: its slot."""
-        self._adopt(self._address, expert)
-        return int(self._slot[self._struct.layer, expert])
+    def call_in(self, expert: int) -> None:
+        """A staged expert of the step is waited for: it is staged no more."""
+        self._call_in(self.address, expert)
 
-    def fail(self, expert: int) -> None:
-        """A staged expert of the step is no good: it is absent, after the others."""
+    def bet(self, layer: int, experts: Sequence[int]) -> list[list[int]]:
+        """Bet on absent experts, as far as there is room: those staged, with their slots.
+
+        One spare slot stays for a demand; stale bets make way, the oldest first.
+        """
+        given = np.array(experts, np.uint16)
+        self._stage(self.address, layer, given.ctypes.data, len(given))
+        return self.fresh
+
+    @property
+    def fresh(self) -> list[list[int]]:
+        """Experts that were staged by the last call, with their slots."""
+        count = self._struct.bet_count
+        return self._arrays["bet"][:count].tolist() if count else []
+
+    @property
+    def room_for_bets(self) -> int:
+        """How many bets may be placed, stale ones making way."""
         struct = self._struct
-        self._release(self._address, struct.layer, expert)
-        self._arrays["absent"][struct.absent_count] = expert
-        struct.absent_count += 1
+        return max(0, self.staging_limit - int(struct.staged) + int(struct.stale_count))
 
-    def bet(self, key: tuple[int, int]) -> int | None:
-        """A slot for a bet on an absent expert, or None: one spare slot stays for a demand."""
-        slot: int = self._stage(self._address, *key)
-        return None if slot < 0 else slot
+    def drop(self, key: tuple[int, int]) -> None:
+        """A bet ends that nobody has called in: in vain if it was moved."""
+        self._drop(self.address, *key)
 
     def release(self, key: tuple[int, int]) -> None:
         """Free the slot of an expert, whatever its role."""
-        self._release(self._address, *key)
+        self._release(self.address, *key)
+
+    @property
+    def passing(self) -> int:
+        """How many are in transit."""
+        count: int = self._struct.passing
+        return count
 
     def end_transit(self) -> None:
         """Free the slots of all who are in transit."""
-        if self._struct.passing:
-            self._end_transit(self._address)
+        self._end_transit(self.address)
 
     def present(self, layer: int) -> NDArray[np.uint8]:
         """Roles of the experts of a layer, 0 without a slot, [experts]; not to be written to."""

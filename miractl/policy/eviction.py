@@ -10,11 +10,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.heat import HeatRating
 from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.memory import Memory
-from miractl.policy.routing import Ids, Routed
+from miractl.policy.routing import Routed
 
 Floats = npt.NDArray[np.float64]
 Tables = npt.NDArray[np.float32]
@@ -27,6 +28,7 @@ class EvictionPolicy(Protocol):
     admission: Admission
     worth: Floats  # [layers, experts], finite
     shifts: bool  # slots move between layers that do not share them
+    warms: bool  # it tells the heat of what was used, in every layer
 
     def record(self, step: Routed) -> bool:
         """Take in a layer's routing; whether the worth of other layers has changed too."""
@@ -46,6 +48,7 @@ class _Table:
 
     admission = Admission.ALWAYS
     shifts = False
+    warms = False
 
     def __init__(self, layers: int, experts: int) -> None:
         self.worth: Floats = np.zeros((layers, experts))
@@ -121,11 +124,11 @@ class Static(_Table):
 class HeatEviction(_Table):
     """Residents below the heat threshold go first, coldest first; the rest by least recent use.
 
-    A newcomer below the threshold displaces nobody above it. The heat is told of a step before
-    this policy is.
+    A newcomer below the threshold displaces nobody above it.
     """
 
     admission = Admission.HOTTER
+    warms = True
 
     def __init__(self, heat: HeatTable, layers: int, experts: int) -> None:
         super().__init__(layers, experts)
@@ -133,11 +136,40 @@ class HeatEviction(_Table):
         self._recency = LeastRecentlyUsed(layers, experts)
 
     def record(self, step: Routed) -> bool:
-        """Read the scores: of all layers when a step begins, since time has passed for everyone."""
+        """Warm up the used, then read the scores.
+
+        Of all layers when a step begins, since time has passed for everyone.
+        """
+        counts = np.bincount(step.ids.reshape(-1), minlength=self.worth.shape[1])
+        self._heat.activate(step.layer, counts, len(step.ids))
         self._recency.record(step)
         rows = slice(None) if step.layer == 0 else step.layer
         scores, used = self._heat.scores(rows), self._recency.worth[rows]
         self.worth[rows] = np.where(scores < self._heat.threshold, scores, HOT + used)
+        return step.layer == 0
+
+
+class CompiledHeat(_Table):
+    """The same in C, to the last rounding of a power."""
+
+    admission = Admission.HOTTER
+    warms = True
+
+    def __init__(self, heat: HeatTable, layers: int, experts: int) -> None:
+        """Raises MiractlError without the library."""
+        super().__init__(layers, experts)
+        self._heat = heat
+        (score, since, decay), used = heat.decaying, np.zeros_like(self.worth)
+        self._rating = HeatRating(decay, score, since, heat.counts, used, self.worth)
+
+    def record(self, step: Routed) -> bool:
+        """As `HeatEviction` does."""
+        rating, heat = self._rating, self._heat
+        rating.now = heat.open(len(step.ids))
+        rating.threshold = heat.threshold
+        rating.stamp += 1
+        if not rating.record(step.layer, step.addresses[0], step.ids.size):
+            raise ValueError(f"Got ids {step.ids.tolist()} of {self.worth.shape[1]} experts")
         return step.layer == 0
 
 
@@ -150,42 +182,36 @@ class Brain:
         self.shifts = eviction.shifts
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
-        self.seconds = 0.0  # of the heat's clock, when the last layer was recorded
+        self.seconds = heat.seconds  # of its clock, when the last layer was recorded
         self._recalled: Mapping[str, Tables] = {}
-        self._told: list[tuple[int, Ids]] = []  # layers and their experts [k], not counted yet
         self._before = np.zeros_like(self.activations)  # tokens of earlier runs
-        self._feels_layers = isinstance(eviction, HeatEviction)
 
     def record(self, step: Routed) -> bool:
-        """Count, warm up what was used, and let the policy know: all at one moment."""
+        """Count the tokens, then `rate`."""
+        row = self.activations[step.layer]
+        row += np.bincount(step.ids.reshape(-1), minlength=len(row))
+        return self.rate(step)
+
+    def rate(self, step: Routed) -> bool:
+        """Warm up what was used and let the policy know, all at one moment.
+
+        The tokens are counted. Whether the worth of other layers has changed too.
+        """
+        last = step.layer == len(self.worth) - 1
+        if not (last or self.eviction.warms):
+            self.seconds = self.heat.seconds
+            return self.eviction.record(step)
         self.seconds = self.heat.hold()
         try:
-            self._count(step)
+            if not self.eviction.warms:
+                self._warm(len(step.ids))
             return self.eviction.record(step)
         finally:
             self.heat.go_on()
 
-    def _count(self, step: Routed) -> None:
-        layer = step.layer
-        if len(step.ids) == 1 and not self._feels_layers:
-            self._told.append((layer, step.ids[0]))
-        else:
-            row = self.activations[layer]
-            row += np.bincount(step.ids.reshape(-1), minlength=len(row))
-        if layer == len(self.worth) - 1 and self._told:
-            # New tokens are counted when all layers are through: numpy is slow for a few numbers.
-            layers, ids = zip(*self._told, strict=True)
-            rows = np.repeat(layers, [len(one) for one in ids])
-            np.add.at(self.activations, (rows, np.concatenate(ids)), 1)
-            self._told.clear()
-        if self._feels_layers:
-            self._warm(layer, len(step.ids))
-        elif layer == len(self.worth) - 1:
-            self._warm(slice(None), len(step.ids))
-
     def feedback(self, key: ExpertKey, used: bool) -> None:
-        """Warm up what was bet on rightly, cool down what was not."""
-        self.heat.feedback(key.layer, key.expert, used)
+        """Warm up what was bet on rightly, cool down what was not; as of the last record."""
+        self.heat.feedback(key.layer, key.expert, used, self.seconds)
 
     def remember(self) -> Memory:
         """What the next run may start with; what another policy had learned stays in it."""
@@ -202,6 +228,6 @@ class Brain:
         """Stop what runs beside."""
         self.eviction.close()
 
-    def _warm(self, rows: int | slice, tokens: int) -> None:
-        self.heat.activate(rows, self.activations[rows] - self._felt[rows], tokens)
-        self._felt[rows] = self.activations[rows]
+    def _warm(self, tokens: int) -> None:
+        self.heat.activate(slice(None), self.activations - self._felt, tokens)
+        self._felt[:] = self.activations

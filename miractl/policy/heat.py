@@ -61,16 +61,26 @@ class HeatTable:
 
         `counts` [experts] or [layers, experts]: tokens each, of `tokens` in all.
         """
-        now = self._now()
-        self._end_window(now)
-        if self._window_start is None:
-            self._window_start = now
+        now = self.open(tokens)
         used = counts > 0
         warmed = np.minimum(1.0, self._at(now, rows) + ACTIVATION)
         np.copyto(self._score[rows], warmed, where=used)
         self._since[rows][used] = now
         self._counts[rows] += counts
+
+    def open(self, tokens: int) -> float:
+        """A step of so many tokens activates experts: the window may be over. The time now."""
+        now = self._now()
+        self._end_window(now)
+        if self._window_start is None:
+            self._window_start = now
         self._tokens += TOKENS_EWMA * (tokens - self._tokens)
+        return now
+
+    @property
+    def seconds(self) -> float:
+        """The time now, of the clock."""
+        return self._clock()
 
     def hold(self) -> float:
         """Let time stand still until `go_on`; the time now, in seconds of the clock."""
@@ -87,11 +97,24 @@ class HeatTable:
         layers, experts = self._score.shape
         return layers, experts
 
-    def feedback(self, layer: int, expert: int, used: bool) -> None:
-        """Record how a prefetch of this expert ended."""
-        now, where = self._now(), (layer, expert)
+    @property
+    def counts(self) -> Counts:
+        """Tokens of this window, [layers, experts]."""
+        return self._counts
+
+    @property
+    def decaying(self) -> tuple[Floats, Floats, float]:
+        """Scores and since when they decay, [layers, experts] each, and what 100 ms leave of them.
+
+        Not to be written to but as `feedback` does.
+        """
+        return self._score, self._since, self.decay
+
+    def feedback(self, layer: int, expert: int, used: bool, at: float | None = None) -> None:
+        """Record how a prefetch of this expert ended, `at` a time of the clock or now."""
+        now, where = self._now() if at is None else at, (layer, expert)
         # As `_at` and `_rebase`, which numpy does slowly for one number.
-        idle = now - self._since.item(where)
+        idle = max(0.0, now - self._since.item(where))
         intervals = math.floor(idle / DECAY_INTERVAL + 1e-9)
         score = self._score.item(where) * self.decay**intervals
         score += PREFETCH_USED if used else PREFETCH_WASTED

@@ -20,6 +20,7 @@ from miractl.native.learner import Learner, LearnerState, discount_for, window_f
 from miractl.native.replay import Admission, Routing
 from miractl.native.tutor import Course, Tutor
 from miractl.policy.keys import NOBODY
+from miractl.policy.prediction import only
 from miractl.policy.routing import Ids, Routed, Scores, Segment
 
 Floats = npt.NDArray[np.float64]
@@ -60,7 +61,7 @@ class Learned:
         admission: Admission = Admission.WORTHIER,
     ) -> None:
         """Raises MiractlError without the native library."""
-        self.admission, self.shifts = admission, False
+        self.admission, self.shifts, self.warms = admission, False, False
         self.worth: Floats = np.zeros((layers, experts))
         self._rows_of_worth = list(self.worth)
         self._worth_at, self._row_bytes = self.worth.ctypes.data, self.worth.strides[0]
@@ -76,19 +77,31 @@ class Learned:
         self._prompts: list[_Prompt] = []
         self._learners: tuple[Learner, ...] = ()  # of the step's sequences
         self._voters: list[Learner] = []  # those of them whose scores make the worth
-        self._step = 0
+        self._alone = False  # one new token makes the worth
+        self._step, self._last = 0, layers - 1
 
     def record(self, step: Routed) -> bool:
         """Rate the new tokens; at the last layer begin to learn from them and from prompts."""
-        refreshed = step.layer == 0 and self._begin(step)
+        layer = step.layer
+        refreshed = layer == 0 and self._begin(step)
+        if self._alone and len(step.ids) == 1:
+            ids, scores = step.addresses
+            worth = self._worth_at + layer * self._row_bytes
+            if not self._course.rate(layer, ids, scores, self._nearer_by(layer), worth):
+                raise self._unknown(step)
+        else:
+            self._record_several(step)
+        if layer == self._last:
+            self._teach()
+        return refreshed
+
+    def _record_several(self, step: Routed) -> None:
+        """Rate the new tokens among several, and keep what is to be learned of prompts."""
         if self._rows:
             self._rate(step)
         for prompt in self._prompts:
             prompt.ids.append(step.ids[prompt.rows])
             prompt.scores.append(step.scores[prompt.rows])
-        if step.layer == len(self.worth) - 1:
-            self._teach()
-        return refreshed
 
     def tables(self) -> dict[str, npt.NDArray[np.float32]]:
         """The shared tables, not to be written to."""
@@ -119,12 +132,14 @@ class Learned:
     def _begin(self, step: Routed) -> bool:
         """Take a step in; whether prompts of the step before have changed the worth of layers."""
         self._tutor.wait()
+        self._step, own = step.step, only(step)
+        if own is not None and self._goes_on(own.sequence):
+            return False
         refreshed = any(prompt.ids for prompt in self._prompts)
         if refreshed:
             self._voters = list(self._learners)
             for layer in range(len(self.worth)):
                 self._weigh(layer)
-        self._step = step.step
         known = [s for s in step.segments if s.sequence != NOBODY][: self._most]
         learners = {segment.sequence: self._stream(segment) for segment in known}
         tokens = [segment for segment in known if len(segment) == 1]
@@ -143,19 +158,26 @@ class Learned:
             learners[s.sequence] for s in known if len(s) == 1 or learners[s.sequence].token >= 0
         )
         self._voters = list(ready)
+        self._alone = len(self._voters) == len(self._rows) == 1
         return refreshed
+
+    def _goes_on(self, sequence: int) -> bool:
+        """Whether the step before was one token of this sequence alone."""
+        return self._alone and not self._prompts and self._sequences == (sequence,)
 
     def _rate(self, step: Routed) -> None:
         layer, told = step.layer, step
         if len(self._rows) < len(step.ids):
             ids, scores = step.ids[self._rows], step.scores[self._rows]
             told = Routed(layer, ids, scores, step.segments, step.step)
-        alone = len(self._voters) == len(self._rows) == 1
-        worth = self._worth_at + layer * self._row_bytes if alone else None
+        worth = self._worth_at + layer * self._row_bytes if self._alone else 0
         if not self._course.rate(layer, *told.addresses, self._nearer_by(layer), worth):
-            raise ValueError(f"Got ids {told.ids.tolist()} of {self.state.experts} experts")
-        if not alone:
+            raise self._unknown(told)
+        if not self._alone:
             self._weigh(layer)
+
+    def _unknown(self, step: Routed) -> ValueError:
+        return ValueError(f"Got ids {step.ids.tolist()} of {self.state.experts} experts")
 
     def _nearer_by(self, layer: int) -> float:
         """Layers are scored in turn, and what an older score foresees has come nearer since."""
@@ -186,6 +208,9 @@ class Learned:
 
     def _teach(self) -> None:
         learners = self._course.learners if self._rows else ()
+        if not self._prompts:
+            self._tutor.teach(learners)
+            return
         texts = [
             (prompt.learner, prompt.text(self.state.experts, len(prompt.ids[0]) < PROMPT_TOKENS))
             for prompt in self._prompts

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from miractl.errors import UsageError
+from miractl.native.library import available
 from miractl.native.replay import Admission, Kind
 from miractl.policy.eviction import (
     Anybody,
+    CompiledHeat,
     EvictionPolicy,
     HeatEviction,
     LeastOftenUsed,
@@ -107,9 +109,13 @@ def make_policy(
     policy, (layers, experts) = POLICIES[name], heat.shape
     if policy.kind is Kind.LEARNED:
         return Learned(layers, experts, top, slots, policy.admission)
-    rules = {Kind.LFU: LeastOftenUsed, Kind.LRU: LeastRecentlyUsed, Kind.RANDOM: Anybody}
-    heated = policy.kind is Kind.HEAT
-    made = HeatEviction(heat, layers, experts) if heated else rules[policy.kind](layers, experts)
+    made: EvictionPolicy
+    if policy.kind is Kind.HEAT:
+        made = (CompiledHeat if available() else HeatEviction)(heat, layers, experts)
+    elif policy.kind is Kind.LFU:
+        made = LeastOftenUsed(layers, experts)
+    else:
+        made = (LeastRecentlyUsed if policy.kind is Kind.LRU else Anybody)(layers, experts)
     made.shifts = policy.shifts
     return made
 

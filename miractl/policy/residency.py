@@ -54,7 +54,7 @@ class Residency:
     """The slot table. Pure bookkeeping: moves no bytes, knows no threads."""
 
     def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
-        self._places = Places(pools, len(policy.worth), staging_limit)
+        self.places = Places(pools, len(policy.worth), staging_limit)
         self.pools, self.staging_limit = tuple(pools), staging_limit
         self.slots = sum(pool.slots for pool in pools)
         self.policy = policy
@@ -66,7 +66,7 @@ class Residency:
         self._transit: dict[ExpertKey, int] = {}
         layers, experts = policy.worth.shape
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
-        self._layers = [np.array(own, int) for own in self._places.members]  # of each set
+        self._layers = [np.array(own, int) for own in self.places.members]  # of each set
         ways = [ways for pool in pools for ways in pool.ways]
         self._shares = Allocation(ways, [experts * len(own) for own in self._layers])
         self._held = [0] * len(ways)
@@ -93,8 +93,7 @@ class Residency:
 
     def has_bets(self, layer: int) -> bool:
         """Whether bets hold slots that experts of the layer could have."""
-        pool = self._places.pool
-        return any(pool[key.layer] == pool[layer] for key in self._staged)
+        return any(self.places.share(key.layer, layer) for key in self._staged)
 
     def slot(self, key: ExpertKey) -> int | None:
         """The slot that holds this expert in any role."""
@@ -144,7 +143,7 @@ class Residency:
 
     def _share(self, step: Routed) -> None:
         """Learn what other ways would have done; as a step begins, move them if it pays."""
-        places, shares = self._places, self._shares
+        places, shares = self.places, self._shares
         if step.layer == 0 and shares.begin():
             for pool in range(len(self.pools)):
                 own = [
@@ -161,7 +160,7 @@ class Residency:
 
     def shrink(self, index: int) -> ExpertKey:
         """The least worthy of a set that has lost a way goes. Between steps: nobody is in use."""
-        _, victim = self._least_of(index, self._places.members[index][0])
+        _, victim = self._least_of(index, self.places.members[index][0])
         self.release(victim)
         return victim
 
@@ -171,7 +170,7 @@ class Residency:
         `needed` are the experts of the step, all of the layer of `key`, that keep their slots.
         """
         room = self._room(key, needed)
-        if self._spare[self._places.pool[key.layer]] <= 0 and (
+        if self._spare[self.places.pool[key.layer]] <= 0 and (
             not room.granted or room.evicted in needed
         ):
             return None
@@ -182,7 +181,7 @@ class Residency:
 
     def stage(self, key: ExpertKey) -> Place | None:
         """A slot for a bet, or None: one spare slot always stays for a demand."""
-        spare = self._spare[self._places.pool[key.layer]]
+        spare = self._spare[self.places.pool[key.layer]]
         if len(self._staged) >= self.staging_limit or spare <= 1:
             return None
         return self._place(key, Role.STAGED)
@@ -198,7 +197,7 @@ class Residency:
 
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
-        self._idle[self._places.pool[key.layer]].append(self._leave(key))
+        self._idle[self.places.pool[key.layer]].append(self._leave(key))
 
     def _of(self, role: Role) -> dict[ExpertKey, int]:
         if role is Role.RESIDENT:
@@ -208,7 +207,7 @@ class Residency:
     def _room(self, key: ExpertKey, needed: Collection[ExpertKey]) -> _Room:
         """Whether a newcomer may become resident, and who has to go for it."""
         layer, _ = key
-        index = self._places.set[layer]
+        index = self.places.set[layer]
         if self._held[index] < self._shares.ways[index]:
             return GRANTED
         if self.policy.admission is Admission.WORTHIER:
@@ -261,7 +260,7 @@ class Residency:
             self.release(victim)
 
     def _place(self, key: ExpertKey, role: Role, evicted: ExpertKey | None = None) -> Place:
-        slot = self._idle[self._places.pool[key.layer]].pop()
+        slot = self._idle[self.places.pool[key.layer]].pop()
         self._enter(key, slot, role)
         return Place(slot, role, evicted)
 
@@ -269,9 +268,9 @@ class Residency:
         layer, expert = key
         self._of(role)[key] = slot
         if role is not Role.RESIDENT:
-            self._spare[self._places.pool[layer]] -= 1
+            self._spare[self.places.pool[layer]] -= 1
             return
-        self._held[self._places.set[layer]] += 1
+        self._held[self.places.set[layer]] += 1
         self._resident[key] = True
         self._rows[layer][expert] = self.policy.worth[key]
         self._rank(layer)
@@ -280,9 +279,9 @@ class Residency:
         """An expert gives up its role; its slot."""
         layer, expert = key
         if key not in self._residents:
-            self._spare[self._places.pool[layer]] += 1
+            self._spare[self.places.pool[layer]] += 1
             return (self._transit if key in self._transit else self._staged).pop(key)
-        self._held[self._places.set[layer]] -= 1
+        self._held[self.places.set[layer]] -= 1
         self._resident[key] = False
         self._rows[layer][expert] = np.inf
         self._rank(layer)

@@ -1,8 +1,8 @@
 """The slot table as a step asks it: in C, or in Python where there is no library.
 
 A step of a layer goes: `record` its routing; `ask` for its experts; `call_in` those that were bet
-on, or let them `fail`, then `place`; `end_transit` when they are computed, and `ask_again` while
-somebody waits.
+on and are on their way, then `place`; `end_transit` when they are computed, and `ask_again` while
+somebody waits. Bets are settled and placed by `miractl.native.bets`.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,11 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.library import available
-from miractl.native.residency import ResidencyTable, Role, SlotPool, Status
+from miractl.native.residency import (
+    BetCounts,
+    Progress,
+    ResidencyTable,
+    Role,
+    SlotPool,
+    State,
+    Status,
+)
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
-from miractl.policy.residency import Residency
 from miractl.policy.routing import Routed
+from miractl.policy.staged import StagedResidency
 
 Pairs = list[list[int]]  # of expert and slot
 
@@ -27,8 +35,12 @@ class SlotTable(Protocol):
     policy: Brain
     pools: tuple[SlotPool, ...]
     staging_limit: int
-    hits: npt.NDArray[np.int64]  # [layers, experts]: looked up and resident
+    hits: npt.NDArray[np.int64]  # [layers, experts]: looked up and there
     misses: npt.NDArray[np.int64]
+    prefetched: npt.NDArray[np.int64]  # [layers, experts]: bets on it
+    prefetch_used: npt.NDArray[np.int64]  # those that arrived in time
+    in_vain: npt.NDArray[np.int64]  # [layers]: those that were moved and wasted
+    progress: Progress  # of transfers into the slots of bets
 
     def __len__(self) -> int:
         """Occupied slots."""
@@ -50,12 +62,28 @@ class SlotTable(Protocol):
         """Experts that a step needed and that did not become resident, in all."""
 
     @property
+    def bets(self) -> BetCounts:
+        """What became of bets, in all."""
+
+    @property
+    def staged(self) -> int:
+        """Experts that are staged."""
+
+    @property
+    def room_for_bets(self) -> int:
+        """How many bets may be placed, stale ones making way."""
+
+    @property
     def here(self) -> Pairs:
-        """Experts of the step that were resident, with their slots."""
+        """Experts of the step that are there, with their slots: residents, then the `arrived`."""
+
+    @property
+    def arrived(self) -> int:
+        """How many of them had been bet on."""
 
     @property
     def called(self) -> list[int]:
-        """Experts of the step that are staged, not counted yet: to be called in, or to fail."""
+        """Experts of the step that had been bet on and are on their way: to be called in."""
 
     @property
     def placed(self) -> Pairs:
@@ -75,7 +103,8 @@ class SlotTable(Protocol):
     def ask(self, step: Routed) -> int:
         """A step needs its experts: look them up, count them, and `place` unless bets come first.
 
-        The Status. Raises ValueError for experts that do not exist.
+        Bets that have arrived are called in, those that failed are absent. The Status. Raises
+        ValueError for experts that do not exist.
         """
 
     def ask_again(self) -> int:
@@ -84,17 +113,33 @@ class SlotTable(Protocol):
     def place(self, skip: bool = False) -> int:
         """Bring the absent in; `skip`: whoever came short waits. The Status."""
 
-    def call_in(self, expert: int) -> int:
-        """A staged expert of the step is needed: its slot."""
+    def call_in(self, expert: int) -> None:
+        """A bet on an expert of the step is waited for: it is staged no more."""
 
-    def fail(self, expert: int) -> None:
-        """A staged expert of the step is no good: it is absent, after the others."""
+    def bet(self, layer: int, experts: Sequence[int]) -> Pairs:
+        """Bet on absent experts, as far as there is room: those staged, with their slots.
 
-    def bet(self, key: ExpertKey) -> int | None:
-        """A slot for a bet on an absent expert, or None: one spare slot stays for a demand."""
+        One spare slot stays for a demand; stale bets make way, the oldest first.
+        """
+
+    def oldest(self, layer: int | None = None) -> list[ExpertKey]:
+        """The staged experts, in the order in which they were bet on.
+
+        With a layer, those alone whose slots its experts could have.
+        """
+
+    def unwanted(self, count: int) -> list[int]:
+        """The first so many bets on the routed layer that have not begun and are not wanted."""
+
+    def drop(self, key: ExpertKey) -> None:
+        """A bet ends that nobody has called in: in vain if it was moved."""
 
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
+
+    @property
+    def passing(self) -> int:
+        """How many are in transit."""
 
     def end_transit(self) -> None:
         """Free the slots of all who are in transit."""
@@ -104,6 +149,9 @@ class SlotTable(Protocol):
 
     def is_resident(self, key: ExpertKey) -> bool:
         """Whether it has come to stay."""
+
+    def is_staged(self, key: ExpertKey) -> bool:
+        """Whether it was bet on, and has not been called in."""
 
     def dismiss(self, experts: Collection[int]) -> None:
         """Those of the step that wait need no slot: they are computed elsewhere."""
@@ -120,26 +168,36 @@ class CompiledSlots(ResidencyTable):
 
     def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
         """Raises ValueError for an impossible division, MiractlError without the library."""
-        super().__init__(pools, staging_limit, policy.worth, policy.admission)
+        super().__init__(
+            *(pools, staging_limit, policy.worth, policy.admission),
+            *(policy.activations, policy.heat.decaying),
+        )
         self.policy = policy
+        self._step: Routed | None = None  # that the library has been told of
 
     def record(self, step: Routed) -> None:
         """As the protocol says."""
+        self._tell(step)
         if self.policy.shifts:
-            ids, _ = step.addresses
-            self._share(self._address, step.layer, ids, step.ids.size)
-        if self.policy.record(step):
+            self._share(self.address)
+        self._note(self.address)
+        if self.policy.rate(step):
             self._changed.fill(1)
-        else:
-            self._changed[step.layer] = 1
+        self._struct.now = self.policy.seconds
 
     def ask(self, step: Routed) -> int:
         """As the protocol says."""
-        ids, _ = step.addresses
-        status: int = self._ask(self._address, step.layer, ids, step.ids.size)
+        if step is not self._step:
+            self._tell(step)
+        status: int = self._ask(self.address)
         if status < 0:
             raise ValueError(f"Got ids up to {step.ids.max()} of {self.hits.shape[1]} experts")
         return status
+
+    def _tell(self, step: Routed) -> None:
+        ids, _ = step.addresses
+        struct, self._step = self._struct, step
+        struct.layer, struct.ids, struct.count = step.layer, ids, step.ids.size
 
     def slot_of(self, key: ExpertKey) -> int | None:
         """As the protocol says."""
@@ -149,12 +207,22 @@ class CompiledSlots(ResidencyTable):
         """As the protocol says."""
         return bool(self._role[key] == Role.RESIDENT)
 
+    def is_staged(self, key: ExpertKey) -> bool:
+        """As the protocol says."""
+        return bool(self._role[key] == Role.STAGED)
+
+    def oldest(self, layer: int | None = None) -> list[ExpertKey]:
+        """As the protocol says."""
+        numbers = self._arrays["staging"][: self.staged].tolist()
+        keys = [ExpertKey(*divmod(number, self.hits.shape[1])) for number in numbers]
+        return [key for key in keys if layer is None or self.places.share(key.layer, layer)]
+
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """As the protocol says."""
         return frozenset(ExpertKey(*key) for key in np.argwhere(self._role == role).tolist())
 
 
-class PlainSlots(Residency):
+class PlainSlots(StagedResidency):
     """The table in Python: the reference."""
 
     def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
@@ -162,8 +230,8 @@ class PlainSlots(Residency):
         super().__init__(pools, staging_limit, policy)
         self.hits: npt.NDArray[np.int64] = np.zeros(policy.worth.shape, np.int64)
         self.misses: npt.NDArray[np.int64] = np.zeros_like(self.hits)
-        self.evictions = self.bypassed = 0
         self.here: Pairs = []
+        self.arrived = 0
         self.called: list[int] = []
         self.placed: Pairs = []
         self._layer, self._needed = 0, frozenset[ExpertKey]()
@@ -191,26 +259,35 @@ class PlainSlots(Residency):
         if ids.size and not 0 <= ids.min() <= ids.max() < self.hits.shape[1]:
             raise ValueError(f"Got ids up to {ids.max()} of {self.hits.shape[1]} experts")
         self._layer, self._waiting = layer, np.unique(ids).tolist()
-        status = self._look_up()
-        for expert, _ in self.here:
-            self.hits[layer, expert] += 1
-        for expert in self._absent:
-            self.misses[layer, expert] += 1
-        return status or self.place()
+        return self._look_up(count=1)
 
     def ask_again(self) -> int:
         """As the protocol says."""
-        return self._look_up() or self.place()
+        return self._look_up(count=0)
 
-    def _look_up(self) -> int:
+    def _look_up(self, count: int) -> int:
         keys = self.keys(self._layer, sorted(self._waiting))
         found = self.residents(keys)
-        self._needed, self._waiting = frozenset(keys), []
+        states = {
+            key: State(self.progress.state[self._staged[key]])
+            for key in keys
+            if key in self._staged
+        }
+        self._needed, self._waiting, self.placed = frozenset(keys), [], []
         self.here = [[key.expert, slot] for key, slot in found.items()]
-        self.called = [key.expert for key in keys if self.has(key, Role.STAGED)]
         self._absent = [key.expert for key in keys if self.slot(key) is None]
-        self.placed = []
-        return Status.CALLED if self.called else Status.PLACED
+        for key in keys:
+            is_there = key in found or states.get(key) is State.DONE
+            (self.hits if is_there else self.misses)[key] += count
+        arrived = [key for key, state in states.items() if state is State.DONE]
+        self.arrived = len(arrived)
+        for key in arrived:
+            self.here.append([key.expert, self.use(key, self._needed, "used")])
+        for key in (key for key, state in states.items() if state is State.FAILED):
+            self.drop(key)
+            self._absent.append(key.expert)
+        self.called = [key.expert for key in keys if key in self._staged]
+        return Status.CALLED if self.called else self.place()
 
     def place(self, skip: bool = False) -> int:
         """As the protocol says."""
@@ -229,17 +306,9 @@ class PlainSlots(Residency):
             self.placed.append([key.expert, place.slot])
         return Status.PLACED
 
-    def call_in(self, expert: int) -> int:
+    def call_in(self, expert: int) -> None:
         """As the protocol says."""
-        place = self.adopt(ExpertKey(self._layer, expert), self._needed)
-        self.evictions += place.evicted is not None
-        self.bypassed += place.role is Role.TRANSIT
-        return place.slot
-
-    def fail(self, expert: int) -> None:
-        """As the protocol says."""
-        self.release(ExpertKey(self._layer, expert))
-        self._absent.append(expert)
+        self.use(ExpertKey(self._layer, expert), self._needed, "late")
 
     def slot_of(self, key: ExpertKey) -> int | None:
         """As the protocol says."""
@@ -249,14 +318,18 @@ class PlainSlots(Residency):
         """As the protocol says."""
         return self.has(key, Role.RESIDENT)
 
+    def is_staged(self, key: ExpertKey) -> bool:
+        """As the protocol says."""
+        return self.has(key, Role.STAGED)
+
     def dismiss(self, experts: Collection[int]) -> None:
         """As the protocol says."""
         self._waiting = [expert for expert in self._waiting if expert not in experts]
 
-    def bet(self, key: ExpertKey) -> int | None:
+    @property
+    def passing(self) -> int:
         """As the protocol says."""
-        place = self.stage(key)
-        return None if place is None else place.slot
+        return len(self._transit)
 
     def end_transit(self) -> None:
         """As the protocol says."""

@@ -8,17 +8,22 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from miractl.native.residency import Status
+import numpy as np
+
+from miractl.native.residency import State, Status
 from miractl.policy.keys import ExpertKey
+from miractl.policy.prediction import Probabilities
 from miractl.policy.routing import Routed
 from miractl.policy.slots import Pairs, SlotTable
-from miractl.runtime.counters import Counters, ExpertCounts, SwitchTimes
+from miractl.runtime.counters import Counters, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
-from miractl.runtime.transfer import BACKGROUND, State, Ticket, Transfers
+from miractl.runtime.transfer import BACKGROUND, Ticket, Transfers
 
 NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
 FILLS = 4  # experts at most that are copied for later, once the host has computed them
-UNDER_WAY = (State.QUEUED, State.RUNNING)
+NOBODY: Sequence[int] = ()
+NONE: Mapping[int, int] = {}
+UNDER_WAY, ENDED = (State.QUEUED, State.RUNNING), (State.DONE, State.FAILED)
 
 
 class ExpertCache:
@@ -28,7 +33,6 @@ class ExpertCache:
         self,
         residency: SlotTable,
         transfers: Transfers,
-        counts: ExpertCounts,
         expert_bytes: Sequence[int],
         clock: Callable[[], float],
         punch: Callable[[str], None] = lambda part: None,
@@ -39,47 +43,43 @@ class ExpertCache:
         `punch` is told which part of a step begins. `host`: what misses may be left to.
         """
         self.residency, self.transfers = residency, transfers
-        self.counts, self.counters, self.switches = counts, Counters(), SwitchTimes()
-        self.expert_bytes = expert_bytes
+        self._counters, self.switches = Counters(), SwitchTimes()
+        self.expert_bytes = np.array(expert_bytes)
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
         layers, experts = residency.hits.shape
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
-        self.tickets: dict[ExpertKey, Ticket] = {}  # of staged experts, until they are adopted
-        self._stale: set[ExpertKey] = set()  # of them, those whose layer has been routed since
+        self._tickets: dict[int, Ticket] = {}  # of staged experts, by slot
         self._host = host
         self._filling: dict[ExpertKey, Ticket] = {}  # residents whose bytes are on their way
 
-    def bet(self, layer: int, experts: Iterable[tuple[int, float]]) -> None:
-        """Stage absent experts of a layer, with their probabilities, as far as there is room."""
-        with self.lock:
-            for expert, probability in experts:
-                key = ExpertKey(layer, expert)
-                slot = self.residency.bet(key)
-                if slot is None and self._drop_bet(self._stale):
-                    slot = self.residency.bet(key)
-                if slot is None:
-                    return
-                self.tickets[key] = self.transfers.submit(key, slot, 1 - probability)
-                self.counters.issued += 1
-                self.counts.prefetched[key] += 1
+    @property
+    def counters(self) -> Counters:
+        """Totals since the start; what becomes of bets is counted by the slot table."""
+        counters, bets = self._counters, self.residency.bets
+        counters.issued, counters.used, counters.late = bets.issued, bets.used, bets.late
+        counters.wasted, counters.cancelled = bets.wasted, bets.cancelled
+        counters.wasted_bytes = int(self.residency.in_vain @ self.expert_bytes)
+        return counters
 
-    def room_for_bets(self) -> int:
-        """How many bets may be placed, stale ones making way. The caller holds the lock."""
-        return self.residency.staging_limit - len(self.tickets) + len(self._stale)
+    def count_step(self, tokens: int) -> None:
+        """A step of so many tokens begins."""
+        self._counters.steps += 1
+        self._counters.tokens += tokens
 
-    def drop_bets(self, layer: int, wanted: Collection[int]) -> None:
-        """A layer is routed: bets on it that it has no use for end, or are stale if they had begun.
+    def issue(self, layer: int, bets: Pairs, guesses: Probabilities) -> None:
+        """Bring staged experts of a layer, the likelier first. The caller holds the lock."""
+        keys, progress = self._keys[layer], self.residency.progress
+        for expert, slot in bets:
+            key, rank = keys[expert], 1 - float(guesses[expert])
+            self._tickets[slot] = self.transfers.submit(key, slot, rank, progress)
 
-        `wanted` are its experts. The caller holds the lock.
-        """
-        for key, ticket in list(self.tickets.items()):
-            if key.layer != layer or key.expert in wanted:
-                continue
-            if self.transfers.cancel(ticket):
-                self._drop(key, ticket)
-            else:
-                self._stale.add(key)
+    def cancel_bets(self, layer: int, experts: Iterable[int]) -> None:
+        """End bets on a layer that have not begun. The caller holds the lock."""
+        for expert in experts:
+            key = self._keys[layer][expert]
+            if self.transfers.cancel(self._ticket(key)):
+                self.residency.drop(key)
 
     def serve(self, step: Routed, then: Callable[[], None] | None = None) -> Iterator[Pairs]:
         """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
@@ -89,23 +89,25 @@ class ExpertCache:
         group's slots are good until the next one is asked for. `then` is called when all demands
         are on their way. Raises what a transfer raised.
         """
-        tokens = Counter(step.ids.reshape(-1).tolist()) if self._host else {}
-        first = True
-        while first or self.residency.waits:
-            asked = self._clock()
-            self._punch("decide")
-            with self.lock:
-                here, left, waiting = self._find(step, tokens, first)
-            if first and then is not None:
-                then()
-            first = False
+        table, tokens, asked = self.residency, NONE, self._clock()
+        if self._host is not None:
+            tokens = Counter(step.ids.reshape(-1).tolist())
+        self.transfers.poll()
+        with self.lock:
+            here, left, waiting = self._find(step, tokens, table.ask(step))
+        if then is not None:
+            then()
+        while True:
             try:
                 if here:
                     self._punch("hits")
-                    yield from self._timed(here, tokens)
-                if left:
+                    if self._host is None:
+                        yield here
+                    else:
+                        yield from self._timed(here, tokens, self._host)
+                if left and self._host is not None:
                     self._punch("misses")
-                    yield from self._timed([[expert, NOWHERE] for expert in left], tokens)
+                    yield from self._timed([[e, NOWHERE] for e in left], tokens, self._host)
                 while waiting:
                     self._punch("waiting")
                     arrived, waiting = self._arrived(waiting, asked)
@@ -115,8 +117,17 @@ class ExpertCache:
                 self._abandon(waiting)
                 raise
             finally:
-                with self.lock:
-                    self.residency.end_transit()
+                if table.passing:
+                    with self.lock:
+                        table.end_transit()
+            if not table.waits:
+                break
+            self._punch("decide")
+            asked = self._clock()
+            self.transfers.poll()
+            with self.lock:
+                self._counters.waves += 1
+                here, left, waiting = self._find(step, tokens, table.ask_again())
         self._punch("sum")
 
     def _arrived(self, waiting: list[Ticket], asked: float) -> tuple[list[Ticket], list[Ticket]]:
@@ -137,88 +148,79 @@ class ExpertCache:
             return arrived, []
         return arrived, [ticket for ticket in waiting if ticket not in arrived]
 
-    def _timed(self, group: Pairs, tokens: Mapping[int, int]) -> Iterator[Pairs]:
+    def _timed(self, group: Pairs, tokens: Mapping[int, int], host: HostCompute) -> Iterator[Pairs]:
         """The group; how long it took is told to who decides what the host computes."""
         began = self._clock()
         yield group
-        if self._host is not None:
-            experts = [expert for expert, _ in group]
-            self._host.computed(experts, tokens, self._clock() - began)
+        experts = [expert for expert, _ in group]
+        host.computed(experts, tokens, self._clock() - began)
 
     def _find(
-        self, step: Routed, tokens: Mapping[int, int], first: bool
-    ) -> tuple[Pairs, list[int], list[Ticket]]:
+        self, step: Routed, tokens: Mapping[int, int], status: int
+    ) -> tuple[Pairs, Sequence[int], list[Ticket]]:
         """Split a wave of a step: slots that are ready, what the host computes, transfers.
 
-        The rest waits for another wave.
+        The rest waits for another wave. `status` is the table's, which has been asked.
         """
         table, keys = self.residency, self._keys[step.layer]
-        self.counters.waves += not first
-        self.transfers.poll()
-        status = table.ask(step) if first else table.ask_again()
-        here = table.here
-        coming = self._filled(step.layer, here, first) if self._filling else {}
-        if status == Status.CALLED:
-            self._call_in(step.layer, here, coming, first)
-            status = table.place()
-        while status == Status.SHORT:
-            status = table.place(skip=not self._drop_bet(self.tickets.keys() - coming.keys()))
+        here, left = table.here, NOBODY
+        coming: dict[ExpertKey, Ticket] = {}
+        if table.arrived:
+            for _, slot in here[-table.arrived :]:
+                self.transfers.wait(self._tickets[slot])
         if self._filling:
-            self._drop_fills()
-        placed, left = table.placed, list[int]()
+            coming = self._filled(keys, here)
+        if status:
+            self._make_room(status, keys, coming)
+        placed = table.placed
         if self._host is not None:
-            placed, left = self._leave(step.layer, placed, coming, tokens)
-        for ticket in coming.values():
-            self.transfers.overtake(ticket)
-            if ticket.key in self.tickets:
-                self._adopt_late(ticket.key)
-        self.counters.waited += len(coming)
-        self.counters.on_host += len(left)
-        self.counters.copied += len(placed)
-        asked = [self.transfers.submit(keys[expert], slot) for expert, slot in placed]
+            self._drop_fills()
+            placed, left = self._leave(keys, placed, coming, tokens)
+        if coming:
+            self._await(coming)
+        if not placed:
+            return here, left, [*coming.values()]
+        self._counters.copied += len(placed)
+        submit = self.transfers.submit
+        asked = [submit(keys[expert], slot) for expert, slot in placed]
         return here, left, [*coming.values(), *asked]
 
-    def _call_in(
-        self, layer: int, here: Pairs, coming: dict[ExpertKey, Ticket], count: bool
+    def _await(self, coming: dict[ExpertKey, Ticket]) -> None:
+        """Transfers under way are waited for."""
+        for key, ticket in coming.items():
+            self.transfers.overtake(ticket)
+            if self.residency.is_staged(key):
+                self.residency.call_in(key.expert)
+        self._counters.waited += len(coming)
+
+    def _make_room(
+        self, status: int, keys: Sequence[ExpertKey], coming: dict[ExpertKey, Ticket]
     ) -> None:
-        """Bets are called in: in time one is a hit, failed it is a miss, others are coming."""
+        """Call in bets under way and drop others, until all are placed for whom there is room.
+
+        What is on its way and the host may compute instead is called in later.
+        """
         table = self.residency
-        for expert in table.called:
-            key = self._keys[layer][expert]
-            ticket = self.tickets[key]
-            in_time = ticket.state is State.DONE
-            (table.hits if in_time else table.misses)[key] += count
-            if ticket.state in UNDER_WAY:
-                coming[key] = ticket
+        if status == Status.CALLED:
+            for expert in table.called:
+                coming[keys[expert]] = self._ticket(keys[expert])
                 if self._host is None:
-                    self._adopt_late(key)
-                continue
-            del self.tickets[key]
-            self._stale.discard(key)
-            if ticket.state is State.FAILED:
-                table.fail(expert)
-                self.counters.cancelled += 1
-                continue
-            slot = table.call_in(expert)
-            self.transfers.wait(ticket)
-            here.append([expert, slot])
-            self.counters.used += 1
-            self.counts.prefetch_used[key] += 1
-            table.policy.feedback(key, used=True)
+                    table.call_in(expert)
+            status = table.place()
+        while status == Status.SHORT:
+            status = table.place(skip=not self._drop_bet(keys[0].layer, coming))
 
-    def _adopt_late(self, key: ExpertKey) -> None:
-        """A bet under way is waited for."""
-        del self.tickets[key]
-        self._stale.discard(key)
-        self.residency.call_in(key.expert)
-        self.counters.late += 1
-        self.residency.policy.feedback(key, used=True)
+    def _ticket(self, key: ExpertKey) -> Ticket:
+        """Of a staged expert."""
+        slot = self.residency.slot_of(key)
+        assert slot is not None
+        return self._tickets[slot]
 
-    def _filled(self, layer: int, here: Pairs, count: bool) -> dict[ExpertKey, Ticket]:
+    def _filled(self, keys: Sequence[ExpertKey], here: Pairs) -> dict[ExpertKey, Ticket]:
         """Take out of the residents those whose bytes are still on their way."""
         coming: dict[ExpertKey, Ticket] = {}
         for pair in list(here):
-            key = self._keys[layer][pair[0]]
+            key = keys[pair[0]]
             ticket = self._filling.pop(key, None)
             if ticket is None:
                 continue
@@ -227,8 +229,8 @@ class ExpertCache:
                 continue
             coming[key] = ticket
             here.remove(pair)
-            self.residency.hits[key] -= count
-            self.residency.misses[key] += count
+            self.residency.hits[key] -= 1
+            self.residency.misses[key] += 1
         return coming
 
     def _drop_fills(self) -> None:
@@ -242,7 +244,7 @@ class ExpertCache:
 
     def _leave(
         self,
-        layer: int,
+        keys: Sequence[ExpertKey],
         placed: Pairs,
         coming: dict[ExpertKey, Ticket],
         tokens: Mapping[int, int],
@@ -253,16 +255,17 @@ class ExpertCache:
         for later, behind everything else.
         """
         assert self._host is not None
-        table, keys, waiting = self.residency, self._keys[layer], self.residency.waiting
+        table, waiting = self.residency, self.residency.waiting
         absent = [keys[expert] for expert in (*(e for e, _ in placed), *waiting)]
         chosen = self._host.choose(absent, coming, tokens, self._clock())
         for key in chosen & coming.keys():
             ticket = coming.pop(key)
-            if key not in self.tickets:
+            if not table.is_staged(key):
                 self._filling[key] = ticket
             elif self.transfers.cancel(ticket):
-                self._drop(key, ticket)
+                table.drop(key)
         left = {key.expert for key in chosen}
+        self._counters.on_host += len(left)
         table.dismiss(left)
         for expert, slot in placed:
             if expert in left:
@@ -286,27 +289,14 @@ class ExpertCache:
                 with self.lock:
                     self.residency.release(ticket.key)
 
-    def _drop_bet(self, among: Collection[ExpertKey]) -> bool:
-        """Free the slot of a bet among these; False if there is none.
+    def _drop_bet(self, layer: int, coming: Collection[ExpertKey]) -> bool:
+        """Free a slot for the layer of the oldest bet that is none of `coming`, if there is one.
 
-        One that is being written cannot be dropped. Oldest first: tickets keep insertion order.
+        One that is being written cannot be dropped.
         """
-        for key, ticket in self.tickets.items():
-            if key not in among:
-                continue
-            if self.transfers.cancel(ticket) or ticket.state in (State.DONE, State.FAILED):
-                self._drop(key, ticket)
+        for key in self.residency.oldest(layer):
+            ticket = self._ticket(key)
+            if key not in coming and (self.transfers.cancel(ticket) or ticket.state in ENDED):
+                self.residency.drop(key)
                 return True
         return False
-
-    def _drop(self, key: ExpertKey, ticket: Ticket) -> None:
-        """A bet that nobody called in: in vain if it was moved."""
-        del self.tickets[key]
-        self._stale.discard(key)
-        self.residency.release(key)
-        if ticket.state is State.DONE:
-            self.counters.wasted += 1
-            self.counters.wasted_bytes += self.expert_bytes[key.layer]
-            self.residency.policy.feedback(key, used=False)
-        else:
-            self.counters.cancelled += 1

@@ -4,22 +4,9 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from miractl.telemetry.snapshot import SWITCH_BUCKETS, SwitchFacts
 
 RECENT = 1000  # switches behind the percentiles
-
-
-class ExpertCounts:
-    """Per-expert totals of bets, each [layers, experts]."""
-
-    def __init__(self, layers: int, experts: int) -> None:
-        def zeros() -> npt.NDArray[np.int64]:
-            return np.zeros((layers, experts), dtype=np.int64)
-
-        self.prefetched, self.prefetch_used = zeros(), zeros()
 
 
 @dataclass(slots=True)

@@ -15,8 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from miractl.native.residency import Progress, State
 from miractl.policy.keys import ExpertKey
-from miractl.runtime.transfer import BACKGROUND, DEMAND, State, Ticket, TransferStats
+from miractl.runtime.transfer import BACKGROUND, DEMAND, Ticket, TransferStats
 
 OVERSLEEP = 100e-6  # seconds that the operating system may let one sleep too long
 
@@ -68,9 +69,11 @@ class EmulatedLink:
             left = 0.0 if self._running is None else self._free_at - now
             return left + self._waiting().count(DEMAND) * self.seconds_each
 
-    def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
+    def submit(
+        self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
+    ) -> Ticket:
         """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
-        ticket = Ticket(key, slot, rank=rank)
+        ticket = Ticket(key, slot, rank, progress)
         with self._lock:
             now = self._catch_up()
             heapq.heappush(self._heap, (rank, next(self._order), ticket))
@@ -90,7 +93,7 @@ class EmulatedLink:
         with self._lock:
             self._catch_up()
             if ticket.state is State.QUEUED:
-                ticket.state = State.CANCELLED
+                ticket.cancel()
             return ticket.state is State.CANCELLED
 
     def poll(self) -> None:
@@ -132,7 +135,7 @@ class EmulatedLink:
     def _end(self) -> None:
         ticket = self._running
         assert ticket is not None
-        ticket.state, ticket.finished_at = State.DONE, self._free_at
+        ticket.end(self._free_at, State.DONE)
         ticket.finished.set()
         self._running = None
         self.stats.bytes += self._bytes
@@ -145,6 +148,7 @@ class EmulatedLink:
         while self._heap:
             ticket = heapq.heappop(self._heap)[2]
             if ticket.state is State.QUEUED:
-                ticket.state, ticket.began_at, self._running = State.RUNNING, start, ticket
+                ticket.begin(start)
+                self._running = ticket
                 self._free_at = start + self.seconds_each
                 return

@@ -26,7 +26,6 @@ from miractl.runtime.brain import brain_for, default_policy, predictor_for, reme
 from miractl.runtime.budget import slots_for, this_machine
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
-from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.dense import DenseBlocks, DenseLinear, dense_shapes
 from miractl.runtime.device import pick_device, pick_dtype, pick_threads
 from miractl.runtime.emulated import EmulatedLink, rest
@@ -114,7 +113,6 @@ class Engine:
         self.cache = ExpertCache(
             make_table(self._pools(), plan.staging_limit, self.brain),
             transfers,
-            ExpertCounts(layers, outline.experts),
             *([plan.bytes_in(pool) for pool in plan.of_layer], clock, self.stopwatch.begin),
             host=host_for(options, transfers),
         )

@@ -149,10 +149,10 @@ def memory_facts(engine: "Engine") -> MemoryFacts:
 
 def expert_rows(engine: "Engine") -> list[ExpertRow]:
     """Every (layer, expert) by its real layer index."""
-    cache, counts = engine.cache, engine.cache.counts
+    cache, table = engine.cache, engine.cache.residency
     with cache.lock:
         heat, activations = engine.brain.heat.scores(), engine.brain.activations
-        resident = cache.residency.members(Role.RESIDENT)
+        resident = table.members(Role.RESIDENT)
         return [
             ExpertRow(
                 layer=real,
@@ -160,10 +160,10 @@ def expert_rows(engine: "Engine") -> list[ExpertRow]:
                 heat=float(heat[layer, expert]),
                 resident=ExpertKey(layer, expert) in resident,
                 activations=int(activations[layer, expert]),
-                hits=int(cache.residency.hits[layer, expert]),
-                misses=int(cache.residency.misses[layer, expert]),
-                prefetched=int(counts.prefetched[layer, expert]),
-                prefetch_used=int(counts.prefetch_used[layer, expert]),
+                hits=int(table.hits[layer, expert]),
+                misses=int(table.misses[layer, expert]),
+                prefetched=int(table.prefetched[layer, expert]),
+                prefetch_used=int(table.prefetch_used[layer, expert]),
             )
             for layer, real in enumerate(engine.outline.layers)
             for expert in range(engine.outline.experts)

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from miractl.native.residency import State
 from miractl.policy.keys import ExpertKey
 from miractl.policy.placement import Missing, Place, Rates, place
-from miractl.runtime.transfer import State, Ticket, Transfers
+from miractl.runtime.transfer import Ticket, Transfers
 
 MODES = ("auto", "on", "off")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from miractl.native.library import library
+from miractl.native.predictor import Foretold
 from miractl.policy.prediction import Probabilities
 from miractl.policy.routing import Routed
 
@@ -75,11 +75,11 @@ class Lookahead:
     mode = "lookahead"
 
     def __init__(self, routers: Sequence[Router], experts: int) -> None:
-        self._routers, self._experts = routers, experts
+        self._routers = routers
         self._layer, self._hidden = 0, torch.empty(0)
         self._places: tuple[int, int | None] | None = None
         self._guess: Probabilities = np.zeros(experts)
-        self._address, self._native = self._guess.ctypes.data, library().mira_lookahead
+        self._told = Foretold(self._guess)
 
     def observe(self, step: Routed, hidden: torch.Tensor) -> None:
         """Keep the states [T, H] until they are asked about."""
@@ -90,18 +90,17 @@ class Lookahead:
 
         It is asked in the mode of the step, without gradients. Overwritten by the next guess.
         """
-        if self._layer + ahead >= len(self._routers):
+        layer = self._layer + ahead
+        if layer >= len(self._routers):
             return None
-        answer = self._routers[self._layer + ahead](self._hidden)
+        answer = self._routers[layer](self._hidden)
         if self._places is None:
             self._places = _places(answer)
         where, beside = self._places
         ids = plain(answer[where], torch.int64)
         weights = None if beside is None else plain(answer[beside], torch.float32)
-        top = ids.shape[-1]
-        self._native(
-            *(ids.data_ptr(), None if weights is None else weights.data_ptr()),
-            *(ids.numel() // top, top, self._experts, self._address),
+        self._told.take(
+            ids.data_ptr(), 0 if weights is None else weights.data_ptr(), ids.numel(), ids.shape[-1]
         )
         return self._guess
 

@@ -2,23 +2,20 @@
 
 A layer's step goes: routed, `settle` what had been bet on it, demand what is missing, and `bet` on
 the layers after it, while the demands are under way. The gate (miractl/native/bets.py) is given
-times as they are measured here: of a transfer by the queue, of the layers by their pace.
+times as they are measured: of a transfer by the queue, of the layers by their pace.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from miractl.native.bets import Bets, BetsState, Moment
-from miractl.native.residency import Role
-from miractl.policy.bets import Pace
-from miractl.policy.prediction import Predictor, is_prompt
+from miractl.native.ahead import Ahead
+from miractl.native.bets import Bets, BetsState
+from miractl.native.residency import ResidencyTable
+from miractl.policy.prediction import Predictor, Probabilities
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
-from miractl.runtime.transfer import State
 
-RATE = 0.05  # weight of the newest layer in what is missing and what deciding takes
+RATE = 0.05  # weight of the newest layer in what deciding takes
 SKIPS = 63  # layers without bets before deciding is tried and timed again
 
 
@@ -35,59 +32,29 @@ class Prefetcher:
         clock: Callable[[], float],
     ) -> None:
         self.predictor = predictor
-        layers, experts = cache.residency.hits.shape
-        state = BetsState(layers, experts, cache.residency.staging_limit, classes=2 * horizon)
-        self.bets, self._pace = Bets(state), Pace(layers)
-        self._cache, self._horizon = cache, horizon
-        self._clock, self._began = clock, clock()
-        self._is_prompt = False
-        self._moment = Moment(confidence=confidence)
-        self._missing = 0.0  # experts of a layer that were not resident
-        self._deciding: float | None = None  # seconds that it takes to bet
+        table = cache.residency
+        assert isinstance(table, ResidencyTable)  # as there is the library
+        sizes = *table.hits.shape, table.staging_limit
+        self.bets = Bets(BetsState(*sizes, classes=2 * horizon))
+        self.ahead = Ahead(self.bets, table, horizon, confidence, clock())
+        self._cache, self._table = cache, table
+        self._reach, self._clock = range(1, horizon + 1), clock
+        self._deciding = 0.0  # seconds that it takes to bet; 0: not known yet
         self._skipped = 0
 
     def settle(self, step: Routed) -> None:
         """What became of the bets on this layer, before its experts are asked for."""
-        cache, queue, layer = self._cache, self._cache.transfers, step.layer
-        now, transfer = self._clock(), queue.seconds_each
-        self._is_prompt = is_prompt(step)
-        self._pace.mark(layer, now, queue.stats.waited_seconds, self._is_prompt)
+        cache, times = self._cache, self.ahead.times
+        queue = cache.transfers
         queue.poll()
+        times.now, times.waited = self._clock(), queue.stats.waited_seconds
+        times.transfer, times.prompt = queue.seconds_each, len(step.ids) > len(step.segments)
         with cache.lock:
-            there = cache.residency.present(layer)
-            missing = min(len(there), int(np.count_nonzero(there[step.ids] != Role.RESIDENT)))
-            self._missing += RATE * (missing - self._missing)
-            if self._skipped and not cache.tickets:
-                return  # there were no bets to judge
-            gained, lost = self._outcome(step, now, transfer) if cache.tickets else (0.0, 0.0)
-            if transfer:
-                ids, _ = step.addresses
-                self.bets.settle(layer, ids, step.ids.size, there, gained, lost, transfer)
-
-    def _outcome(self, step: Routed, now: float, transfer: float) -> tuple[float, float]:
-        """Seconds gained by bets on this layer, and lost if it has to wait for others.
-
-        Its bets that it has no use for end. The caller holds the lock.
-        """
-        gained = lost = 0.0
-        own = []
-        for key, ticket in self._cache.tickets.items():
-            if key.layer == step.layer:
-                own.append((key, ticket))
-            elif ticket.state is State.RUNNING:
-                lost = max(lost, transfer - (now - ticket.began_at))
-        if not own:
-            return gained, lost
-        used = set(step.ids.reshape(-1).tolist())
-        for key, ticket in own:
-            if ticket.state is State.QUEUED:
-                continue
-            if key.expert in used:
-                gained += min(transfer, (ticket.finished_at or now) - ticket.began_at)
-            elif ticket.state is State.RUNNING:
-                lost = max(lost, transfer - (now - ticket.began_at))
-        self._cache.drop_bets(step.layer, used)
-        return gained, lost
+            if self._skipped and not self._table.staged:
+                times.transfer = 0.0  # there were no bets to judge
+            unwanted = self.ahead.settle()
+            if unwanted:
+                cache.cancel_bets(step.layer, self._table.unwanted(unwanted))
 
     def bet(self, step: Routed, hidden: Any) -> None:
         """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it.
@@ -95,38 +62,28 @@ class Prefetcher:
         Where bringing all that is missing takes less than deciding on bets, there are none.
         """
         self.predictor.observe(step, hidden)
-        saves = self._missing * self._cache.transfers.seconds_each
-        if self._deciding is not None and saves < self._deciding and self._skipped < SKIPS:
+        times, queue, deciding = self.ahead.times, self._cache.transfers, self._deciding
+        each = queue.seconds_each
+        if times.missing * each < deciding and self._skipped < SKIPS:
             self._skipped += 1
             return
         self._skipped, began = 0, self._clock()
-        self._decide(step)
-        seconds, before = self._clock() - began, self._deciding
-        self._deciding = seconds if before is None else before + RATE * (seconds - before)
-
-    def _decide(self, step: Routed) -> None:
-        layers, prompt = self.bets.state.layers, self._is_prompt
-        compute = self._pace.until(step.layer + 1, prompt) if step.layer + 1 < layers else None
-        if compute is None:
-            return
-        queue = self._cache.transfers
-        transfer, (demands, bets) = queue.seconds_each, queue.pending
-        at = self._moment
-        at.elapsed, at.promised = self._clock() - self._began, 0.0
-        at.link, at.gate = (demands + bets) * transfer, demands * transfer + compute
-        at.transfer, at.compute = transfer, compute
-        for ahead in range(1, self._horizon + 1):
+        times.now, times.transfer = began, each
+        times.demands, times.under_way = queue.pending
+        for ahead in self._reach:
             # A transfer that takes less than the layers between can be begun later.
-            if step.layer + ahead >= layers or (ahead > 1 and transfer < (ahead - 1) * compute):
-                return
+            if ahead > 1 and each < (ahead - 1) * times.at.compute:
+                break
             guess = self.predictor.guess(ahead)
             if guess is None:
-                return
-            at.layer, at.ahead = step.layer + ahead, ahead
-            at.kind = ahead - 1 + prompt * self._horizon
-            with self._cache.lock:
-                there = self._cache.residency.present(at.layer)
-                at.room = max(0, self._cache.room_for_bets())
-            chosen = self.bets.choose(at, guess, there)
-            if chosen:
-                self._cache.bet(at.layer, [(expert, float(guess[expert])) for expert in chosen])
+                break
+            self._place(step.layer + ahead, ahead, guess)
+        seconds = self._clock() - began
+        self._deciding = deciding + RATE * (seconds - deciding) if deciding else seconds
+
+    def _place(self, layer: int, ahead: int, guess: Probabilities) -> None:
+        cache = self._cache
+        with cache.lock:
+            placed = self.ahead.place(ahead, guess)
+            if placed:
+                cache.issue(layer, placed, guess)

@@ -34,7 +34,6 @@ class LayerRuns:
         self.sequences, self.recording = sequences, recording
         self._one_at_a_time = threading.Lock()
 
-    @torch.no_grad()
     def run(
         self,
         layer: int,
@@ -44,36 +43,42 @@ class LayerRuns:
         scores: torch.Tensor,
     ) -> torch.Tensor:
         """Compute x [T, H] by ids and scores [T, k] -> [T, H]; long steps are split over tokens."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.run(layer, module, x, ids, scores)
         self.stopwatch.begin("decide")
         try:
-            return self._run(layer, module, x, ids, scores)
+            with self._one_at_a_time:
+                step, then = self._record(layer, ids, scores), None
+                if self.prefetcher is not None:
+                    self.prefetcher.settle(step)
+                    then = partial(self.prefetcher.bet, step, x)
+                if len(step.ids) > 1:
+                    return self._split(module, x, step, scores, then)
+                return self._step(module, x, step, scores, then)
         finally:
             self.stopwatch.begin("attention")
 
-    def _run(
+    def _split(
         self,
-        layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
-        ids: torch.Tensor,
+        step: Routed,
         scores: torch.Tensor,
+        then: Callable[[], None] | None,
     ) -> torch.Tensor:
-        limit = max(1, PART_BYTES // (ids.shape[1] * x.shape[1] * x.element_size()))
-        with self._one_at_a_time:
-            step = self._record(layer, ids, scores)
+        """As many tokens at a time as there is memory for their parts."""
+        tokens, top = step.ids.shape
+        limit = max(1, PART_BYTES // (top * x.shape[1] * x.element_size()))
+        if tokens <= limit:
+            return self._step(module, x, step, scores, then)
+        parts = []
+        for at in range(0, tokens, limit):
+            s = slice(at, at + limit)
+            part = Routed(step.layer, step.ids[s], step.scores[s], step.segments, step.step)
+            parts.append(self._step(module, x[s], part, scores[s], then))
             then = None
-            if self.prefetcher is not None:
-                self.prefetcher.settle(step)
-                then = partial(self.prefetcher.bet, step, x)
-            if len(ids) <= limit:
-                return self._step(module, x, step, scores, then)
-            parts = []
-            for at in range(0, len(ids), limit):
-                s = slice(at, at + limit)
-                part = Routed(layer, step.ids[s], step.scores[s], step.segments, step.step)
-                parts.append(self._step(module, x[s], part, scores[s], then))
-                then = None
-            return torch.cat(parts)
+        return torch.cat(parts)
 
     def _step(
         self,
@@ -84,21 +89,22 @@ class LayerRuns:
         then: Callable[[], None] | None,
     ) -> torch.Tensor:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
-        experts = len(set(step.ids.reshape(-1).tolist()))
+        ids = step.ids
+        experts = len(set(ids.reshape(-1).tolist()))
         groups = self.cache.serve(step, then)
-        return self.compute.mix(step.layer, module, x, step.ids, scores, experts, groups)
+        return self.compute.mix(step.layer, module, x, ids, scores, experts, groups)
 
     def _record(self, layer: int, ids: torch.Tensor, scores: torch.Tensor) -> Routed:
         cache, sequences = self.cache, self.sequences
         ids, scores = plain(ids, torch.int64), plain(scores, torch.float32)  # read back, once
         at = ids.data_ptr(), scores.data_ptr()
-        segments = sequences.segments(len(ids))
-        step = Routed(layer, ids.numpy(), scores.numpy(), segments, sequences.step, at)
+        own = ids.numpy()
+        segments = sequences.segments(len(own))
+        step = Routed(layer, own, scores.numpy(), segments, sequences.step, at)
         with cache.lock:
             cache.residency.record(step)
-            if layer == 0:
-                cache.counters.steps += 1
-                cache.counters.tokens += len(ids)
+        if layer == 0:
+            cache.count_step(len(own))
         if self.recording is not None:
             self.recording.record(step, cache.residency.policy.seconds)
         return step

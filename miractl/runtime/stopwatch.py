@@ -41,11 +41,9 @@ class Stopwatch:
 
     def begin(self, part: str) -> None:
         """What follows belongs to `part`. Outside of a step nothing is timed."""
-        if self.part is None:
-            return
-        now = self._clock()
-        self._seconds[self.part] += now - self._since
-        self.part, self._since = part, now
+        if (ends := self.part) is not None:
+            self.part, since, self._since = part, self._since, self._clock()
+            self._seconds[ends] += self._since - since
 
     def step_begins(self, tokens: int, sequences: int, goes_on: bool) -> None:
         """A pass through the model begins. `goes_on`: with a sequence of the pass before."""

@@ -9,9 +9,9 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
+from miractl.native.residency import Progress, State
 from miractl.policy.keys import ExpertKey
 
 DEMAND = -1.0  # sorts before every bet, whose rank is 1 - probability
@@ -31,24 +31,15 @@ class Mover(Protocol):
         """Make the computing thread wait until the slot's bytes are there."""
 
 
-class State(Enum):
-    """Life of a transfer."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One transfer. Its fields change only under the queue's lock."""
 
     key: ExpertKey
     slot: int
-    state: State = State.QUEUED
     rank: float = DEMAND
+    progress: Progress | None = None  # to be told of it as well
+    state: State = State.QUEUED
     error: BaseException | None = None
     began_at: float = 0.0  # clock's time, once begun
     finished_at: float = 0.0  # clock's time, once finished
@@ -58,6 +49,26 @@ class Ticket:
     def is_demand(self) -> bool:
         """Whether a step waits for it."""
         return self.rank == DEMAND
+
+    def begin(self, now: float) -> None:
+        """It is being carried out."""
+        self.began_at, self.state = now, State.RUNNING
+        if self.progress is not None:
+            self.progress.began[self.slot] = now
+            self.progress.state[self.slot] = State.RUNNING
+
+    def end(self, now: float, state: State) -> None:
+        """It is done or has failed."""
+        self.finished_at, self.state = now, state
+        if self.progress is not None:
+            self.progress.finished[self.slot] = now
+            self.progress.state[self.slot] = state
+
+    def cancel(self) -> None:
+        """It will not be carried out: its slot is somebody else's from now on."""
+        self.state = State.CANCELLED
+        if self.progress is not None:
+            self.progress.state[self.slot] = State.CANCELLED
 
 
 @dataclass(slots=True)
@@ -94,8 +105,13 @@ class Transfers(Protocol):
     def backlog(self) -> float:
         """Seconds until a demand that is submitted now could begin."""
 
-    def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
-        """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
+    def submit(
+        self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
+    ) -> Ticket:
+        """Queue a transfer; lower ranks go first, equal ranks in order of arrival.
+
+        `progress` is told what becomes of it.
+        """
 
     def overtake(self, ticket: Ticket) -> None:
         """Somebody waits for it now: what has not begun becomes a demand."""
@@ -136,9 +152,11 @@ class TransferQueue:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, key: ExpertKey, slot: int, rank: float = DEMAND) -> Ticket:
+    def submit(
+        self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
+    ) -> Ticket:
         """Queue a transfer; lower ranks go first, equal ranks in order of arrival."""
-        ticket = Ticket(key, slot, rank=rank)
+        ticket = Ticket(key, slot, rank, progress)
         with self._lock:
             self._pending[ticket.is_demand] += 1
             heapq.heappush(self._heap, (rank, next(self._order), ticket))
@@ -158,15 +176,14 @@ class TransferQueue:
         """Drop a transfer that has not begun; False if it is too late."""
         with self._lock:
             if ticket.state is State.QUEUED:
-                ticket.state = State.CANCELLED
+                ticket.cancel()
                 self._pending[ticket.is_demand] -= 1
             return ticket.state is State.CANCELLED
 
     @property
     def pending(self) -> tuple[int, int]:
-        """Demands and bets that are not finished."""
-        with self._lock:
-            return self._pending[True], self._pending[False]
+        """Demands and bets that are not finished; as good as what a lock would tell."""
+        return self._pending[True], self._pending[False]
 
     @property
     def source(self) -> str:
@@ -187,6 +204,9 @@ class TransferQueue:
 
     def wait(self, ticket: Ticket) -> None:
         """Return when the slot can be computed with; raises what the transfer raised."""
+        if ticket.state is State.DONE:
+            self.mover.arrive(ticket.slot)
+            return
         asked = self._clock()
         with self._lock:
             mine = ticket.state is State.QUEUED
@@ -224,8 +244,7 @@ class TransferQueue:
         return None
 
     def _begin(self, ticket: Ticket) -> None:
-        ticket.state = State.RUNNING
-        ticket.began_at = self._clock()
+        ticket.begin(self._clock())
         if self._running == 0:
             self._busy_since = ticket.began_at
         self._running += 1
@@ -238,8 +257,7 @@ class TransferQueue:
             ticket.error = error  # raised again by whoever waits for it
         try:
             with self._lock:
-                ticket.finished_at = self._clock()
-                ticket.state = State.DONE if ticket.error is None else State.FAILED
+                ticket.end(self._clock(), State.FAILED if ticket.error else State.DONE)
                 self._account(moved, ticket)
         finally:
             ticket.finished.set()  # whatever happens, nobody waits for ever

@@ -15,14 +15,14 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from miractl.errors import MiractlError
-from miractl.native.bets import Bets, Moment
+from miractl.native.ahead import Ahead
 from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Predictor, Probabilities
 from miractl.policy.routing import Routed
@@ -150,7 +150,7 @@ def _run(
             queue.mover = _NeighbourMover(queue.mover, engine.outline.experts)
         if "wrong" in name and engine.prefetcher is not None:
             engine.prefetcher.predictor = _Contrary(engine.prefetcher.predictor)
-            engine.prefetcher.bets = _Reckless(engine.prefetcher.bets.state)
+            engine.prefetcher.ahead = _Reckless(engine.prefetcher.ahead)
         difference, same_text = check(engine)
         facts = engine.snapshot()
     finally:
@@ -232,15 +232,18 @@ class _Contrary:
         self._inner.fade()
 
 
-class _Reckless(Bets):
+class _Reckless(Ahead):
     """Bets on whoever is likeliest, whatever it costs."""
 
-    def choose(
-        self, at: Moment, guesses: npt.NDArray[Any], there: npt.NDArray[np.uint8]
-    ) -> list[int]:
-        order = np.argsort(-guesses, kind="stable")
-        chosen: list[int] = [e for e in order.tolist() if not there[e]][: at.room]
-        return chosen
+    def __init__(self, usual: Ahead) -> None:
+        super().__init__(usual.bets, usual.table, 1, 1.0, 0.0)
+
+    def place(self, ahead: int, guesses: npt.NDArray[np.float64]) -> list[list[int]]:
+        layer = self.table.layer + ahead
+        there = self.table.present(layer)
+        order = np.argsort(-guesses, kind="stable").tolist()
+        chosen = [expert for expert in order if not there[expert]]
+        return self.table.bet(layer, chosen[: self.table.room_for_bets])
 
 
 class _NeighbourMover:

@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.ahead import Times
 from miractl.native.bets import BetsState, Floats, Moment
 from miractl.native.predictor import BINS
+from miractl.policy.routing import Ids
+from miractl.policy.staged import StagedResidency
 
 Flags = npt.NDArray[np.uint8]  # [experts]
 
 LEAST, TRUSTED, MOST_GUESSES = 1e-4, 10.0, 1024
 DEMAND_RATE, WORTH_RATE, WORTH_ON, CREDIT = 0.02, 0.005, 0.05, 50.0
 LAYERS_AHEAD = 12
+RATE = 0.05  # of the averages of a runtime, a layer's step
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +169,74 @@ class ReferenceBets:
             idle *= 1 - demand
             over -= compute
         return cost
+
+
+class Pace:
+    """Seconds from the routing of a layer to that of the next, waiting left out, by layer.
+
+    Prompts have a pace of their own: theirs follows the number of tokens.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._seconds: dict[bool, list[float | None]] = {
+            prompt: [None] * layers for prompt in (False, True)
+        }
+        self._last: tuple[int, float, float] | None = None
+
+    def mark(self, layer: int, now: float, waited: float, prompt: bool) -> None:
+        """A layer is routed; `waited` seconds in all have been spent on transfers so far."""
+        last, self._last = self._last, (layer, now, waited)
+        if last is None or last[0] != layer - 1:
+            return
+        seconds, old = max(0.0, now - last[1] - (waited - last[2])), self._seconds[prompt][layer]
+        self._seconds[prompt][layer] = seconds if old is None else old + RATE * (seconds - old)
+
+    def until(self, layer: int, prompt: bool) -> float | None:
+        """Seconds from the layer before to this one; None while that is not known."""
+        return self._seconds[prompt][layer]
+
+
+class ReferenceAhead:
+    """Settles and places as `miractl.native.ahead.Ahead` does, on a table in Python."""
+
+    def __init__(
+        self,
+        bets: ReferenceBets,
+        table: StagedResidency,
+        horizon: int,
+        confidence: float,
+        began: float,
+    ) -> None:
+        self.bets, self.table, self.times = bets, table, Times()
+        self.pace = Pace(bets.state.layers)
+        self._horizon, self._began, self._at = horizon, began, Moment(confidence=confidence)
+
+    def settle(self, layer: int, ids: Ids) -> int:
+        """Judge and account what became of the bets on a layer; how many are to be cancelled."""
+        times, experts = self.times, self.bets.state.experts
+        self.pace.mark(layer, times.now, times.waited, bool(times.prompt))
+        found = self.table.judge_bets(layer, ids, times.now, times.transfer)
+        if times.transfer > 0:
+            wanted = [e for e in np.unique(ids).tolist() if 0 <= e < experts]
+            self.bets.judge(layer, wanted, found.missing > 0, times.transfer)
+            lost = found.lost if found.missing else 0.0
+            self.bets.account(found.gained, lost, times.transfer)
+        times.missing += RATE * (found.missing - times.missing)
+        return len(found.unwanted)
+
+    def place(self, layer: int, ahead: int, guesses: npt.NDArray[Any]) -> list[list[int]]:
+        """Bet on the layer so many ahead of the present one."""
+        times, at, table = self.times, self._at, self.table
+        is_last = layer + ahead >= self.bets.state.layers
+        compute = None if is_last else self.pace.until(layer + 1, bool(times.prompt))
+        if compute is None:
+            return []
+        if ahead == 1:
+            at.elapsed, at.promised = times.now - self._began, 0.0
+            at.link = (times.demands + times.under_way) * times.transfer
+            at.gate = times.demands * times.transfer + compute
+            at.transfer, at.compute = times.transfer, compute
+        at.layer, at.ahead = layer + ahead, ahead
+        at.kind = ahead - 1 + (self._horizon if times.prompt else 0)
+        at.room = table.room_for_bets
+        return table.bet(at.layer, self.bets.choose(at, guesses, table.present(at.layer)))

@@ -49,7 +49,14 @@ class ReferencePredictor:
         s.scores[layer] = z
 
     def confirm(self, layer: int, ids: Ids) -> None:
-        """Learn what the layer chose."""
+        """Take in what the layer chose, and with the last layer learn from all."""
+        s = self.state
+        s.ids[s.token & 1, layer] = ids
+        if layer == s.layers - 1:
+            for each in range(s.layers):
+                self._study(each, s.ids[s.token & 1, each].copy())
+
+    def _study(self, layer: int, ids: Ids) -> None:
         s = self.state
         self._learn(layer, ids)
         for number, row in enumerate(s.averages[layer]):
@@ -58,7 +65,6 @@ class ReferencePredictor:
             rate = max(RATES[number], F(1) / F(s.token + 8))
             row *= F(1) - rate
             row[ids] += rate
-        s.ids[s.token & 1, layer] = ids
 
     def _source(self, layer: int, number: int) -> Ids:
         s = self.state

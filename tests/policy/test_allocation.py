@@ -125,7 +125,7 @@ def test_the_tables_move_the_same(seed: int, sets: tuple[int, ...], name: str) -
             assert plain.members(Role.RESIDENT) == compiled.members(Role.RESIDENT)
         key = ExpertKey(token % layers, token % EXPERTS)
         if not plain.present(key.layer)[key.expert]:
-            assert plain.bet(key) == compiled.bet(key)
+            assert plain.bet(key.layer, [key.expert]) == compiled.bet(key.layer, [key.expert])
         elif plain.slot_of(key) is not None:
             for table in tables:
                 table.release(key)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from miractl.policy.bets import RATE, Pace
+from miractl.simulate.betting import RATE, Pace
 
 
 def test_a_layer_takes_what_is_left_of_waiting() -> None:

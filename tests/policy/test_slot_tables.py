@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miractl.native.residency import Role, SlotPool, Status
+from miractl.native.residency import Role, SlotPool, State, Status
 from miractl.policy.eviction import Brain
-from miractl.policy.keys import ExpertKey
 from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable, one_pool
 from tests.policy.test_residency import EXPERTS, LAYERS, POLICIES, pools, routed
 
 pytestmark = pytest.mark.usefixtures("kernels")
-Choose = Callable[[int], bool]
+Choose = Callable[[int], State]
 Kind = Callable[[Sequence[SlotPool], int, Brain], SlotTable]
 
 
@@ -23,8 +22,14 @@ def same(one: SlotTable, other: SlotTable) -> None:
     assert len(one) == len(other)
     assert (one.free, one.evictions, one.bypassed) == (other.free, other.evictions, other.bypassed)
     assert one.waits == other.waits
+    assert (one.bets, one.oldest()) == (other.bets, other.oldest())
+    assert (one.staged, one.room_for_bets) == (other.staged, other.room_for_bets)
+    for mine, yours in zip(one.policy.heat.decaying, other.policy.heat.decaying, strict=True):
+        np.testing.assert_array_equal(mine, yours)
     np.testing.assert_array_equal(one.hits, other.hits)
     np.testing.assert_array_equal(one.misses, other.misses)
+    np.testing.assert_array_equal(one.prefetched, other.prefetched)
+    np.testing.assert_array_equal(one.prefetch_used, other.prefetch_used)
     for role in Role:
         assert one.members(role) == other.members(role)
     for layer in range(LAYERS):
@@ -32,24 +37,24 @@ def same(one: SlotTable, other: SlotTable) -> None:
 
 
 def step(table: SlotTable, layer: int, ids: np.ndarray, choose: Choose) -> list[object]:
-    """As the cache takes one; `choose` says which bets failed and whether one may be dropped."""
+    """As the cache takes one; `choose` says how far bets are and whether one may be dropped."""
+    for key in table.oldest():
+        slot = table.slot_of(key)
+        table.progress.state[slot] = max(table.progress.state[slot], choose(key.expert))
     asked = routed(layer, *ids[0].tolist())
     table.record(asked)
     told: list[object] = []
     status = table.ask(asked)
     while True:
-        told.append((status, table.here, table.called))
-        for expert in table.called if status == Status.CALLED else ():
-            if choose(expert):
-                table.fail(expert)
-            else:
-                told.append(table.call_in(expert))
-        status = table.place()
+        told.append((status, table.here, table.arrived, table.called))
+        if status == Status.CALLED:
+            for expert in table.called:
+                table.call_in(expert)
+            status = table.place()
         while status == Status.SHORT:
-            staged = sorted(table.members(Role.STAGED))
-            drop = choose(len(staged))
+            drop = table.staged > 0 and choose(table.staged) > State.RUNNING
             if drop:
-                table.release(staged[0])
+                table.drop(table.oldest()[0])
             status = table.place(skip=not drop)
         told += [table.placed, [sorted(table.members(role)) for role in Role]]
         table.end_transit()
@@ -77,13 +82,13 @@ def test_the_same_decisions(division: list[SlotPool], staging: int, policy: str,
         layer, count = int(rng.integers(LAYERS)), int(rng.integers(1, EXPERTS + 1))
         ids = rng.permutation(EXPERTS)[None, :count]
 
-        def choose(about: int, shift: int = number + seed) -> bool:
-            return (about + shift) % 3 == 0
+        def choose(about: int, shift: int = number + seed) -> State:
+            return State((about + shift) % State.CANCELLED)
 
         assert step(plain, layer, ids, choose) == step(compiled, layer, ids, choose)
-        for key in (ExpertKey(int(rng.integers(LAYERS)), e) for e in range(EXPERTS)):
-            if not plain.present(key.layer)[key.expert]:
-                assert plain.bet(key) == compiled.bet(key)
+        bet_on = int(rng.integers(LAYERS))
+        absent = np.flatnonzero(plain.present(bet_on) == 0).tolist()
+        assert plain.bet(bet_on, absent) == compiled.bet(bet_on, absent)
         same(plain, compiled)
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from miractl.native.residency import State
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.emulated import EmulatedLink
-from miractl.runtime.transfer import State
 
 
 class Time:

@@ -11,6 +11,7 @@ from click.testing import Result
 
 from miractl.cli.link import parse_link
 from miractl.errors import MiractlError, UsageError
+from miractl.native.residency import State
 from miractl.plan.machine import Given, machine_for
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed
@@ -18,7 +19,7 @@ from miractl.runtime.emulated import EmulatedLink
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.host_tier import HostTier, refuse_too_large
 from miractl.runtime.packing import pack
-from miractl.runtime.transfer import BACKGROUND, State
+from miractl.runtime.transfer import BACKGROUND
 from miractl.telemetry.snapshot import Snapshot
 from tests.runtime.models import make_model, options
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from miractl.native.residency import State
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.slots import make_slots
 from miractl.runtime.cache import ExpertCache
-from miractl.runtime.counters import ExpertCounts
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.transfer import TransferQueue
 
@@ -81,7 +81,7 @@ class Bench:
         self.queue = TransferQueue(self.world, self.world.clock, workers=1)
         self.cache = ExpertCache(
             make_slots(LAYERS + 3, (1,) * LAYERS, 2, policy),
-            *(self.queue, ExpertCounts(LAYERS, EXPERTS), [100] * LAYERS, self.world.clock),
+            *(self.queue, [100] * LAYERS, self.world.clock),
         )
         self.prefetcher = Prefetcher(
             *(self.cache, self.told), confidence=1.0, horizon=1, clock=self.world.clock
@@ -95,6 +95,11 @@ class Bench:
             pass
         self.idle()
         self.world.now += COMPUTE
+
+    def bet(self, *experts: int) -> None:
+        """On experts of layer 1."""
+        pairs = self.cache.residency.bet(1, experts)
+        self.cache.issue(1, pairs, np.full(EXPERTS, 0.9))
 
     def idle(self) -> None:
         """Until every transfer that is not held up is through."""
@@ -146,38 +151,35 @@ def test_wrong_guesses_are_soon_withheld(bench: Bench) -> None:
     counters, bets = bench.cache.counters, bench.prefetcher.bets
     assert issued[-1] - issued[-50] < 5 < issued[0:50][-1]
     assert bets.calibrated(float(np.float32(0.9))) < 0.15
-    assert counters.issued == counters.wasted + counters.cancelled + counters.used + len(
-        bench.cache.tickets
-    )
+    ended = counters.wasted + counters.cancelled + counters.used
+    assert counters.issued == ended + bench.cache.residency.staged
 
 
 def test_a_bet_that_has_not_begun_ends_when_its_layer_is_routed(bench: Bench) -> None:
     bench.token(0, 1)
     bench.token(1, 2)
-    key = ExpertKey(1, 5)
+    table = bench.cache.residency
     bench.world.open.clear()
-    with bench.cache.lock:
-        assert bench.cache.room_for_bets() == 2
-    bench.cache.bet(1, [(4, 0.9), (5, 0.8)])  # one worker: the second waits in the queue
-    with bench.cache.lock:
-        assert bench.cache.room_for_bets() == 0
-    while bench.cache.tickets[ExpertKey(1, 4)].state.value != "running":
+    assert table.room_for_bets == 2
+    bench.bet(4, 5)  # one worker: the second waits in the queue
+    assert table.room_for_bets == 0
+    slot = table.slot_of(ExpertKey(1, 4))
+    while table.progress.state[slot] != State.RUNNING:
         threading.Event().wait(0.001)
-    with bench.cache.lock:
-        bench.cache.drop_bets(1, ())
-        assert key not in bench.cache.tickets
-        assert bench.cache.room_for_bets() == 2  # the other one is stale, and makes way
+    bench.prefetcher.settle(routed(1, 0))
+    assert table.oldest() == [ExpertKey(1, 4)]
+    assert table.room_for_bets == 2  # it is stale, and makes way
     assert bench.cache.counters.cancelled == 1
     bench.world.open.set()
     bench.idle()
-    bench.cache.bet(1, [(3, 0.9), (2, 0.8)])
+    bench.bet(3, 2)
     assert bench.cache.counters.wasted == 1
-    assert set(bench.cache.tickets) == {ExpertKey(1, 3), ExpertKey(1, 2)}
+    assert table.oldest() == [ExpertKey(1, 3), ExpertKey(1, 2)]
 
 
 def test_a_demand_may_have_the_slot_of_any_bet(bench: Bench) -> None:
     bench.token(0, 1)
-    bench.cache.bet(1, [(4, 0.9), (5, 0.8)])
+    bench.bet(4, 5)
     bench.idle()
     for _ in bench.cache.serve(routed(0, 0, 2, 3, 4, 5)):
         pass

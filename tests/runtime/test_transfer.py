@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from miractl.errors import MiractlError
+from miractl.native.residency import State
 from miractl.policy.keys import ExpertKey
-from miractl.runtime.transfer import State, TransferQueue
+from miractl.runtime.transfer import TransferQueue
 
 SIZE = 100
 

@@ -237,17 +237,22 @@ void mira_bets_account(mira_bets *b, double gained, double lost, double transfer
     b->balance = b->balance < most ? b->balance : most;
 }
 
-void mira_bets_settle(mira_bets *b, int32_t layer, const int64_t *ids, int32_t count,
-                      const uint8_t *role, double gained, double lost, double transfer)
+void mira_bets_settle(mira_bets *b, mira_residency *r, mira_routed *in)
 {
-    int32_t fetch = 0;
-    memset(b->wanted, 0, b->experts);
-    for (int32_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || ids[i] >= b->experts)
-            continue; /* refused when it is asked for */
-        b->wanted[ids[i]] = 1;
-        fetch |= role[ids[i]] != MIRA_RESIDENT;
-    }
-    mira_bets_judge(b, layer, b->wanted, fetch, transfer);
-    mira_bets_account(b, gained, fetch ? lost : 0, transfer);
+    mira_judge_bets(r, in);
+    if (in->transfer <= 0)
+        return;
+    mira_bets_judge(b, in->layer, r->needed, in->missing > 0, in->transfer);
+    mira_bets_account(b, in->gained, in->missing ? in->lost : 0, in->transfer);
+}
+
+void mira_bets_place(mira_bets *b, mira_residency *r, mira_moment *at, const double *guesses)
+{
+    int32_t room = r->staging_limit - r->staged + r->stale_count;
+    at->room = room > 0 ? room : 0;
+    for (int32_t e = 0; e < b->experts; e++)
+        b->told[e] = (float)guesses[e];
+    const uint8_t *role = r->role + (size_t)at->layer * r->experts;
+    int32_t count = mira_bets_choose(b, at, b->told, role, b->chosen);
+    mira_stage(r, at->layer, b->chosen, count);
 }

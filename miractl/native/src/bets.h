@@ -29,7 +29,8 @@ typedef struct {
     double *hidden;    /* [layers][most]: time that the proposal would save */
     double *risk;      /* [layers][most]: time that it may cost */
     double *sure;      /* [experts], scratch, as is */
-    uint8_t *wanted;   /* [experts] */
+    float *told;       /* [experts], as is */
+    uint16_t *chosen;  /* [most] */
 } mira_bets;
 
 /* What is known when bets are placed. Times count from now. */
@@ -57,10 +58,12 @@ MIRA_API void mira_bets_judge(mira_bets *bets, int32_t layer, const uint8_t *wan
 /* Enter time gained and lost into the ledger. */
 MIRA_API void mira_bets_account(mira_bets *bets, double gained, double lost, double transfer);
 
-/* Both for a layer that wants ids[count], of which those have to be fetched that are not resident by
- * role[experts]; time is lost only by a layer that has to fetch. */
-MIRA_API void mira_bets_settle(mira_bets *bets, int32_t layer, const int64_t *ids, int32_t count,
-                               const uint8_t *role, double gained, double lost, double transfer);
+/* A layer is routed: what became of the bets on it, and both of the above unless the time of a
+ * transfer is not known. Time is lost only by a layer that has to fetch. */
+void mira_bets_settle(mira_bets *bets, mira_residency *r, mira_routed *routed);
+
+/* Choose by guesses[experts] as there is room for, and stage. */
+void mira_bets_place(mira_bets *bets, mira_residency *r, mira_moment *at, const double *guesses);
 
 /* The probability that the record of a class makes of a guess. */
 MIRA_API double mira_bets_calibrated(const mira_bets *bets, int32_t class_, double guess);

@@ -243,23 +243,23 @@ static void rate(mira_learner *m, int32_t layer, const float *probabilities)
     score(m, m->token, layer, m->scores + (size_t)layer * m->lanes);
 }
 
-int mira_rate(mira_learner *const *learners, int32_t count, int32_t layer, const uint8_t *starts,
-              const int64_t *ids, const float *probabilities, double nearer, double *worth)
+int mira_rate(const mira_rating *in)
 {
-    for (int32_t i = 0; i < count * learners[0]->top; i++)
-        if (ids[i] < 0 || ids[i] >= learners[0]->experts)
+    mira_learner *const *learners = in->learners;
+    for (int32_t i = 0; i < in->count * learners[0]->top; i++)
+        if (in->ids[i] < 0 || in->ids[i] >= learners[0]->experts)
             return MIRA_BAD_EXPERT;
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; i < in->count; i++) {
         mira_learner *m = learners[i];
         size_t at = (size_t)i * m->top;
-        uint16_t *own = open_layer(m, layer, starts[i]);
+        uint16_t *own = open_layer(m, in->layer, in->starts[i]);
         for (int32_t k = 0; k < m->top; k++)
-            own[k] = (uint16_t)ids[at + k];
-        rate(m, layer, probabilities + at);
+            own[k] = (uint16_t)in->ids[at + k];
+        rate(m, in->layer, in->probabilities + at);
     }
-    const float *scores = learners[0]->scores + (size_t)layer * learners[0]->lanes;
-    for (int32_t e = 0; count == 1 && worth && e < learners[0]->experts; e++)
-        worth[e] = (double)scores[e] + nearer;
+    const float *scores = learners[0]->scores + (size_t)in->layer * learners[0]->lanes;
+    for (int32_t e = 0; in->count == 1 && in->worth && e < learners[0]->experts; e++)
+        in->worth[e] = (double)scores[e] + in->nearer;
     return MIRA_OK;
 }
 

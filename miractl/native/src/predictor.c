@@ -3,9 +3,10 @@
  * score = weights . hints + one table row for each expert of each source; the sources are the same
  * layer at the token before and, at this token, the last three layers that are known, which end
  * `ahead` layers before. Hints are averages of use
- * and what has followed the experts of each source. As soon as the layer has chosen, weights and
- * rows take an AdaGrad step. miractl/simulate/predicting.py is the same, to the last bit.
+ * and what has followed the experts of each source. When the last layer has chosen, weights and rows
+ * take an AdaGrad step for each layer in turn. miractl/simulate/predicting.py is the same, to the last bit.
  */
+#include "learner.h"
 #include "vectors.h"
 
 #include <math.h>
@@ -118,8 +119,7 @@ static void count(mira_predictor *p, int32_t layer, int32_t s, const uint16_t *i
     }
 }
 
-/* Learn a layer whose choice is in its place. */
-static void confirm(mira_predictor *p, int32_t layer)
+static void study(mira_predictor *p, int32_t layer)
 {
     const uint16_t *ids = ids_at(p, p->token, layer);
     learn(p, layer, ids);
@@ -135,10 +135,17 @@ static void confirm(mira_predictor *p, int32_t layer)
     }
 }
 
+void predictor_update(mira_predictor *p)
+{
+    for (int32_t layer = 0; layer < p->layers; layer++)
+        study(p, layer);
+}
+
 void mira_confirm(mira_predictor *p, int32_t layer, const uint16_t *ids)
 {
     memcpy(ids_at(p, p->token, layer), ids, p->top * sizeof *ids);
-    confirm(p, layer);
+    if (layer == p->layers - 1)
+        predictor_update(p);
 }
 
 int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *guess)
@@ -149,7 +156,6 @@ int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *gu
     uint16_t *own = ids_at(p, p->token, layer);
     for (int32_t i = 0; i < p->top; i++)
         own[i] = (uint16_t)ids[i];
-    confirm(p, layer);
     if (layer + p->ahead >= p->layers)
         return MIRA_OK;
     mira_predict(p, layer + p->ahead);
@@ -160,6 +166,25 @@ int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *gu
     for (int32_t e = 0; e < p->experts; e++)
         guess[e] = x[e];
     return MIRA_OK;
+}
+
+void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilities)
+{
+    for (int32_t t = 0; t < in->tokens; t++) {
+        size_t step = (size_t)t * in->layers;
+        mira_begin(p, in->starts[t]);
+        for (int32_t l = 0; l < p->ahead && l < in->layers; l++)
+            mira_predict(p, l);
+        for (int32_t l = 0; l < in->layers; l++) {
+            float *row = probabilities ? probabilities + (step + l) * in->experts : NULL;
+            const float *scores = p->scores + (size_t)l * p->lanes;
+            for (int32_t e = 0; row && e < in->experts; e++)
+                row[e] = (float)(1 / (1 + exp(-(double)scores[e])));
+            mira_confirm(p, l, in->ids + (step + l) * in->top);
+            if (l + p->ahead < in->layers)
+                mira_predict(p, l + p->ahead);
+        }
+    }
 }
 
 double mira_recall(const double *guess, int32_t experts, const int64_t *ids, int32_t count)
@@ -181,38 +206,20 @@ double mira_recall(const double *guess, int32_t experts, const int64_t *ids, int
     return different ? (double)right / different : 0;
 }
 
-void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilities)
+void mira_lookahead(const mira_foretold *in)
 {
+    double *guess = in->guess;
+    memset(guess, 0, in->experts * sizeof *guess);
     for (int32_t t = 0; t < in->tokens; t++) {
-        size_t step = (size_t)t * in->layers;
-        mira_begin(p, in->starts[t]);
-        for (int32_t l = 0; l < p->ahead && l < in->layers; l++)
-            mira_predict(p, l);
-        for (int32_t l = 0; l < in->layers; l++) {
-            float *row = probabilities + (step + l) * in->experts;
-            const float *scores = p->scores + (size_t)l * p->lanes;
-            for (int32_t e = 0; e < in->experts; e++)
-                row[e] = (float)(1 / (1 + exp(-(double)scores[e])));
-            mira_confirm(p, l, in->ids + (step + l) * in->top);
-            if (l + p->ahead < in->layers)
-                mira_predict(p, l + p->ahead);
-        }
-    }
-}
-
-void mira_lookahead(const int64_t *ids, const float *weights, int32_t tokens, int32_t top,
-                    int32_t experts, double *guess)
-{
-    memset(guess, 0, experts * sizeof *guess);
-    for (int32_t t = 0; t < tokens; t++, ids += top) {
+        const int64_t *ids = in->ids + (size_t)t * in->top;
+        const float *weights = in->weights ? in->weights + (size_t)t * in->top : NULL;
         float most = 1e-9f;
-        for (int32_t i = 0; weights && i < top; i++)
+        for (int32_t i = 0; weights && i < in->top; i++)
             most = weights[i] > most ? weights[i] : most;
-        for (int32_t i = 0; i < top; i++) {
+        for (int32_t i = 0; i < in->top; i++) {
             double share = weights ? weights[i] / most : 1;
-            if (ids[i] >= 0 && ids[i] < experts)
+            if (ids[i] >= 0 && ids[i] < in->experts)
                 guess[ids[i]] = 1 - (1 - guess[ids[i]]) * (0.5 - 0.5 * (share > 0 ? share : 0));
         }
-        weights += weights ? top : 0;
     }
 }

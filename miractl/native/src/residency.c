@@ -6,16 +6,11 @@
 
 #define HOT 2.0 /* with MIRA_HOTTER: worth of this or more is above the threshold */
 
-static size_t at(const mira_residency *r, int32_t layer, int32_t expert)
-{
-    return (size_t)layer * r->experts + expert;
-}
-
 /* The least worthy resident of a layer, or of those that the step can do without. */
 static int32_t least_of(const mira_residency *r, int32_t layer, int dispensable, double *least)
 {
-    const uint8_t *role = r->role + at(r, layer, 0);
-    const double *worth = r->worth + at(r, layer, 0);
+    const uint8_t *role = r->role + residency_at(r, layer, 0);
+    const double *worth = r->worth + residency_at(r, layer, 0);
     int32_t loser = 0;
     *least = INFINITY;
     for (int32_t e = 0; e < r->experts; e++)
@@ -31,7 +26,7 @@ static void rank(mira_residency *r, int32_t layer)
     r->loser[layer] = least_of(r, layer, 0, &r->least[layer]);
 }
 
-static void rank_changed(mira_residency *r)
+void residency_rank(mira_residency *r)
 {
     for (int32_t layer = 0; layer < r->layers; layer++)
         if (r->changed[layer]) {
@@ -40,19 +35,14 @@ static void rank_changed(mira_residency *r)
         }
 }
 
-static int32_t take_slot(mira_residency *r, int32_t layer)
-{
-    return r->idle[--r->top[r->pool[layer]]];
-}
-
-static void free_slot(mira_residency *r, int32_t layer, int32_t slot)
+static void give(mira_residency *r, int32_t layer, int32_t slot)
 {
     r->idle[r->top[r->pool[layer]]++] = slot;
 }
 
-static void enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role)
+void residency_enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role)
 {
-    size_t key = at(r, layer, expert);
+    size_t key = residency_at(r, layer, expert);
     r->role[key] = (uint8_t)role;
     r->slot[key] = slot;
     if (role == MIRA_RESIDENT) {
@@ -64,13 +54,13 @@ static void enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot
     if (role == MIRA_TRANSIT)
         r->transit[r->passing++] = (int32_t)key;
     else
-        r->staged++;
+        staged_enter(r, (int32_t)key, slot);
 }
 
 /* An expert gives up its role; its slot. */
 static int32_t leave(mira_residency *r, int32_t layer, int32_t expert)
 {
-    size_t key = at(r, layer, expert);
+    size_t key = residency_at(r, layer, expert);
     int role = r->role[key];
     r->role[key] = MIRA_ABSENT;
     if (role == MIRA_RESIDENT) {
@@ -80,7 +70,7 @@ static int32_t leave(mira_residency *r, int32_t layer, int32_t expert)
     }
     r->spare[r->pool[layer]]++;
     if (role == MIRA_STAGED) {
-        r->staged--;
+        staged_leave(r, (int32_t)key, r->slot[key]);
         return r->slot[key];
     }
     int32_t i = 0;
@@ -119,7 +109,7 @@ static room room_for(const mira_residency *r, int32_t expert)
             found.expert = l == r->layer ? own_loser : r->loser[l];
         }
     }
-    found.granted = least != INFINITY && admits(r, r->worth[at(r, r->layer, expert)], least);
+    found.granted = least != INFINITY && admits(r, r->worth[residency_at(r, r->layer, expert)], least);
     return found;
 }
 
@@ -137,9 +127,9 @@ static void evict(mira_residency *r, const room *found)
     int32_t slot = leave(r, found->layer, found->expert);
     r->evictions++;
     if (keeps)
-        enter(r, found->layer, found->expert, slot, MIRA_TRANSIT);
+        residency_enter(r, found->layer, found->expert, slot, MIRA_TRANSIT);
     else
-        free_slot(r, found->layer, slot);
+        give(r, found->layer, slot);
 }
 
 /* Bring an absent expert of the step in; 0: it has to wait. */
@@ -152,8 +142,8 @@ static int demand(mira_residency *r, int32_t expert)
         evict(r, &found);
     else
         r->bypassed++;
-    int32_t slot = take_slot(r, r->layer), *pair = r->placed + 2 * r->placed_count++;
-    enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
+    int32_t slot = residency_take(r, r->layer), *pair = r->placed + 2 * r->placed_count++;
+    residency_enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
     pair[0] = expert;
     pair[1] = slot;
     return 1;
@@ -179,104 +169,63 @@ int mira_place(mira_residency *r, int32_t skip)
     return MIRA_PLACED;
 }
 
-/* Sort those that the step needs by where they are. */
-static int look_up(mira_residency *r)
+/* Sort those that the step needs by where they are, and go on with them. */
+static int look_up(mira_residency *r, int32_t count)
 {
-    r->here_count = r->called_count = r->absent_count = 0;
+    int32_t failed = 0, *arrived = r->waiting; /* free until somebody has to wait again */
+    r->here_count = r->called_count = r->absent_count = r->arrived = 0;
     r->placed_count = r->waiting_count = r->next = 0;
     for (int32_t e = 0; e < r->experts; e++) {
         if (!r->needed[e])
             continue;
-        size_t key = at(r, r->layer, e);
-        if (r->role[key] == MIRA_STAGED) {
-            r->called[r->called_count++] = e;
-        } else if (r->role[key] == MIRA_RESIDENT) {
+        size_t key = residency_at(r, r->layer, e);
+        int staged = r->role[key] == MIRA_STAGED;
+        int there = staged ? r->state[r->slot[key]] == MIRA_DONE : r->role[key] == MIRA_RESIDENT;
+        *(there ? r->hits + key : r->misses + key) += count;
+        if (there && staged) {
+            arrived[r->arrived++] = e;
+        } else if (there) {
             r->here[2 * r->here_count] = e;
             r->here[2 * r->here_count++ + 1] = r->slot[key];
-        } else {
+        } else if (!staged) {
             r->absent[r->absent_count++] = e;
+        } else if (r->state[r->slot[key]] == MIRA_FAILED) {
+            r->called[r->experts - ++failed] = e;
+        } else {
+            r->called[r->called_count++] = e;
         }
     }
-    return r->called_count ? MIRA_CALLED : MIRA_PLACED;
-}
-
-/* The least worthy of a set that has lost a way goes. Between steps: nobody is in use. */
-static void shrink(mira_residency *r, int32_t set)
-{
-    int32_t loser = r->first[set];
-    rank_changed(r);
-    for (int32_t l = loser; l < r->layers; l = r->sibling[l])
-        if (r->least[l] < r->least[loser])
-            loser = l;
-    r->evictions++;
-    mira_release(r, loser, r->loser[loser]);
-}
-
-/* Whether a set has layers, and these are of a pool. */
-static int is_of(const mira_residency *r, int32_t set, int32_t pool)
-{
-    return r->first[set] < r->layers && r->pool[r->first[set]] == pool;
-}
-
-static void move_shares(mira_residency *r)
-{
-    for (int32_t pool = 0; pool < r->pools; pool++) {
-        int32_t from = -1, to = -1;
-        for (int32_t set = 0; set < r->sets; set++)
-            if (is_of(r, set, pool))
-                shares_taker(&r->shares, set, r->held[set], &to);
-        for (int32_t set = 0; set < r->sets; set++)
-            if (is_of(r, set, pool))
-                shares_giver(&r->shares, set, to, &from);
-        if (shares_move(&r->shares, from, to) && r->held[from] > r->shares.ways[from])
-            shrink(r, from);
+    for (int32_t i = 0; i < r->arrived; i++) {
+        staged_use(r, arrived[i]);
+        r->here[2 * r->here_count] = arrived[i];
+        r->here[2 * r->here_count++ + 1] = r->slot[residency_at(r, r->layer, arrived[i])];
     }
-}
-
-static int32_t nearer(const mira_residency *r, int32_t layer, int32_t expert, int resident)
-{
-    double own = r->worth[at(r, layer, expert)];
-    int32_t sum = 0;
-    for (int32_t l = r->first[r->set[layer]]; l < r->layers; l = r->sibling[l]) {
-        int32_t first = l < layer ? r->experts : l > layer ? 0 : expert;
-        sum += shares_nearer(r->worth + at(r, l, 0), r->role + at(r, l, 0), r->experts, own, resident,
-                             first, r->shares.width);
+    for (int32_t i = 1; i <= failed; i++) {
+        mira_drop(r, r->layer, r->called[r->experts - i]);
+        r->absent[r->absent_count++] = r->called[r->experts - i];
     }
-    return sum;
+    return r->called_count ? MIRA_CALLED : mira_place(r, 0);
 }
 
-void mira_share(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count)
+void mira_note(mira_residency *r)
 {
-    if (layer == 0 && shares_begin(&r->shares))
-        move_shares(r);
-    int32_t set = r->set[layer];
-    memset(r->needed, 0, r->experts);
-    for (int32_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || ids[i] >= r->experts || r->needed[ids[i]])
-            continue;
-        int32_t expert = (int32_t)ids[i];
-        int resident = r->role[at(r, layer, expert)] == MIRA_RESIDENT;
-        r->needed[expert] = 1;
-        shares_count(&r->shares, set, r->held[set], resident, nearer(r, layer, expert, resident));
-    }
+    int64_t *tokens = r->activations + residency_at(r, r->layer, 0);
+    for (int32_t i = 0; i < r->count; i++)
+        if (r->ids[i] >= 0 && r->ids[i] < r->experts)
+            tokens[r->ids[i]]++;
+    r->changed[r->layer] = 1;
 }
 
-int mira_ask(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count)
+int mira_ask(mira_residency *r)
 {
-    for (int32_t i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= r->experts)
+    for (int32_t i = 0; i < r->count; i++)
+        if (r->ids[i] < 0 || r->ids[i] >= r->experts)
             return -1;
     memset(r->needed, 0, r->experts);
-    for (int32_t i = 0; i < count; i++)
-        r->needed[ids[i]] = 1;
-    r->layer = layer;
-    rank_changed(r);
-    int status = look_up(r);
-    for (int32_t i = 0; i < r->here_count; i++)
-        r->hits[at(r, layer, r->here[2 * i])]++;
-    for (int32_t i = 0; i < r->absent_count; i++)
-        r->misses[at(r, layer, r->absent[i])]++;
-    return status == MIRA_CALLED ? status : mira_place(r, 0);
+    for (int32_t i = 0; i < r->count; i++)
+        r->needed[r->ids[i]] = 1;
+    residency_rank(r);
+    return look_up(r, 1);
 }
 
 int mira_ask_again(mira_residency *r)
@@ -284,11 +233,10 @@ int mira_ask_again(mira_residency *r)
     memset(r->needed, 0, r->experts);
     for (int32_t i = 0; i < r->waiting_count; i++)
         r->needed[r->waiting[i]] = 1;
-    int status = look_up(r);
-    return status == MIRA_CALLED ? status : mira_place(r, 0);
+    return look_up(r, 0);
 }
 
-void mira_adopt(mira_residency *r, int32_t expert)
+void residency_adopt(mira_residency *r, int32_t expert)
 {
     room found = room_for(r, expert);
     if (found.granted)
@@ -296,21 +244,12 @@ void mira_adopt(mira_residency *r, int32_t expert)
     else
         r->bypassed++;
     int32_t slot = leave(r, r->layer, expert);
-    enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
-}
-
-int32_t mira_stage(mira_residency *r, int32_t layer, int32_t expert)
-{
-    if (r->staged >= r->staging_limit || r->spare[r->pool[layer]] <= 1)
-        return -1;
-    int32_t slot = take_slot(r, layer);
-    enter(r, layer, expert, slot, MIRA_STAGED);
-    return slot;
+    residency_enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
 }
 
 void mira_release(mira_residency *r, int32_t layer, int32_t expert)
 {
-    free_slot(r, layer, leave(r, layer, expert));
+    give(r, layer, leave(r, layer, expert));
 }
 
 void mira_end_transit(mira_residency *r)

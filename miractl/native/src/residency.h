@@ -13,15 +13,25 @@ enum { MIRA_ABSENT, MIRA_RESIDENT, MIRA_STAGED, MIRA_TRANSIT };
  * would get the slot of a bet that is dropped. */
 enum { MIRA_PLACED, MIRA_CALLED, MIRA_SHORT };
 
+/* How far the transfer into a slot has come, where it is a bet. */
+enum { MIRA_QUEUED, MIRA_RUNNING, MIRA_DONE, MIRA_FAILED, MIRA_DROPPED };
+
 /* All memory is the caller's: zeros, but for `least`, infinite, `idle`, all slots pool by pool, and
  * what is const. A layer belongs to a set, which other layers may share, and a set to a pool, whose
- * slots are of one size. Lists of a step are in ascending order of experts. */
+ * slots are of one size. Lists of a step are in ascending order of experts, `here` in two parts.
+ * Whoever brings experts in writes `state`, `began` and `finished` while others read them. */
 typedef struct {
     int32_t layers, experts, sets, pools, admission, staging_limit;
     int32_t staged, passing;     /* how many there are: on bets, in transit */
-    int32_t layer;               /* of the step under way, as is what follows */
+    int32_t layer, count;        /* of the step under way, as is what follows; of its ids */
     int32_t here_count, called_count, absent_count, placed_count, waiting_count, next;
+    int32_t arrived;             /* the last of `here` were bet on, and are there */
+    int32_t bet_count;           /* bets placed by the last call */
+    int32_t stale_count;         /* staged experts whose layer has been routed since */
     int64_t evictions, bypassed; /* in all; who entered in transit was bypassed */
+    int64_t issued, used, late, wasted, cancelled; /* bets in all; cancelled: never moved */
+    double now, decay;           /* the heat's time in seconds, and what 100 ms leave of it */
+    const int64_t *ids;          /* [count]: may come several times */
     const double *worth;         /* [layers][experts], the policy's */
     const int32_t *set, *pool;   /* [layers]: where a layer belongs */
     const int32_t *first, *sibling; /* [sets], [layers]: layers of a set, `layers` after the last */
@@ -36,21 +46,34 @@ typedef struct {
     uint8_t *changed;            /* [layers]: the worth of a layer has changed */
     double *least;               /* [layers]: of its residents; infinite if there is none */
     int32_t *loser;              /* [layers]: whose it is, the first of equals */
-    int64_t *hits, *misses;      /* [layers][experts] */
+    int64_t *hits, *misses;      /* [layers][experts], as are the next two */
+    int64_t *prefetched, *prefetch_used;
+    int64_t *in_vain;            /* [layers]: bets on it that were moved and wasted */
+    int64_t *activations;        /* [layers][experts]: tokens that were routed there */
     uint8_t *needed;             /* [experts]: by the step */
     int32_t *here, *placed;      /* [experts][2]: experts and slots: residents, and those brought in */
     int32_t *called, *absent;    /* [experts]: staged; nowhere */
     int32_t *waiting;            /* [experts]: for the next wave */
+    int32_t *staging;            /* [slots]: layer * experts + expert of the staged, oldest first */
+    int32_t *bet;                /* [experts][2]: experts and slots of the bets just placed */
+    uint8_t *stale;              /* [slots] */
+    uint8_t *state;              /* [slots]: of bets, as are the next two */
+    double *began, *finished;    /* [slots]: seconds */
+    double *score, *since;       /* [layers][experts]: of the heat, and when decay began to run */
     mira_shares shares;          /* ways of the sets */
 } mira_residency;
 
-/* A layer is routed, before the worth changes and anybody is looked up: learn what other ways would
- * have done. With the first layer a step begins; ways move between sets of a pool then, if it pays. */
-MIRA_API void mira_share(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count);
+/* A layer is routed, before its worth changes: learn what other ways would have done. With the first
+ * layer a step begins; ways move between sets of a pool then, if it pays. In sharing.c. */
+MIRA_API void mira_share(mira_residency *r);
 
-/* Look the experts ids[count] of a layer up, which may come several times, and count; then go on as
- * `place` does unless bets are called in. -1: an expert that does not exist, and nothing done. */
-MIRA_API int mira_ask(mira_residency *r, int32_t layer, const int64_t *ids, int32_t count);
+/* A layer is routed: count its tokens, and that their worth changes. */
+MIRA_API void mira_note(mira_residency *r);
+
+/* Look up whom the step wants, and count; bets that are there are called in, those that failed are
+ * absent. Then go on as `place` does unless others are on their way. -1: an expert that does not
+ * exist, and nothing done. */
+MIRA_API int mira_ask(mira_residency *r);
 
 /* The same for those that wait, uncounted: the next wave. */
 MIRA_API int mira_ask_again(mira_residency *r);
@@ -58,14 +81,54 @@ MIRA_API int mira_ask_again(mira_residency *r);
 /* Make room for the absent. `skip`: the one that came short waits. */
 MIRA_API int mira_place(mira_residency *r, int32_t skip);
 
-/* A staged expert that the step needs becomes resident if it is worth it, else is in transit. */
-MIRA_API void mira_adopt(mira_residency *r, int32_t expert);
-
-/* A slot for a bet; -1: there is none. */
-MIRA_API int32_t mira_stage(mira_residency *r, int32_t layer, int32_t expert);
+/* A bet on an expert of the step is waited for: it becomes resident if it is worth it, else it is in
+ * transit. */
+MIRA_API void mira_call_in(mira_residency *r, int32_t expert);
 
 /* Free the slot of an expert, or of all that are in transit. */
 MIRA_API void mira_release(mira_residency *r, int32_t layer, int32_t expert);
 MIRA_API void mira_end_transit(mira_residency *r);
+
+/* A layer is routed: what became of the bets on it. */
+typedef struct {
+    int32_t layer, count;
+    const int64_t *ids;    /* [count]: may come several times */
+    double now, transfer;  /* seconds: on the clock of the transfers; of one expert */
+    int32_t missing;       /* out: of ids, those not resident, each time */
+    int32_t unwanted;      /* out: bets on it that have not begun and are not wanted, in `called` */
+    double gained, lost;   /* out: seconds that bets on it have saved; that it waits for others */
+} mira_routed;
+
+/* A bet ends that nobody has called in: in vain if it was moved. */
+MIRA_API void mira_drop(mira_residency *r, int32_t layer, int32_t expert);
+
+/* Fill in what is `out`; bets that are not wanted are stale. Ids that do not exist are
+ * passed over. */
+void mira_judge_bets(mira_residency *r, mira_routed *routed);
+
+/* Bet on absent experts[count] of a layer, as far as there is room, in `bet`; one spare slot stays for a
+ * demand, stale bets make way, the oldest first. */
+MIRA_API void mira_stage(mira_residency *r, int32_t layer, const uint16_t *experts, int32_t count);
+
+static inline size_t residency_at(const mira_residency *r, int32_t layer, int32_t expert)
+{
+    return (size_t)layer * r->experts + expert;
+}
+
+/* A free slot of a layer's pool: it must have one. */
+static inline int32_t residency_take(mira_residency *r, int32_t layer)
+{
+    return r->idle[--r->top[r->pool[layer]]];
+}
+
+/* What staged.c, sharing.c and residency.c need of each other: the least worthy of layers whose worth
+ * has changed; an expert takes a slot; a staged one of the step changes its role; a bet was right; an
+ * expert is staged, and is not any more. */
+void residency_rank(mira_residency *r);
+void residency_enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role);
+void residency_adopt(mira_residency *r, int32_t expert);
+void staged_use(mira_residency *r, int32_t expert);
+void staged_enter(mira_residency *r, int32_t key, int32_t slot);
+void staged_leave(mira_residency *r, int32_t key, int32_t slot);
 
 #endif

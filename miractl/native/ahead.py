@@ -1,0 +1,77 @@
+"""Bets of a runtime, in C: settled and placed by times as they are measured. ahead.h says how."""
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from miractl.native.bets import Bets, Moment
+from miractl.native.library import short_calls
+from miractl.native.residency import ResidencyTable
+
+
+class Times(ctypes.Structure):
+    """What is known of time when a layer is routed, in seconds of one clock.
+
+    `began`: when it all began; `waited` for transfers in all; `transfer` of one expert, 0 where
+    nothing is to be learned; `demands` and `under_way` are transfers not finished, for demands and
+    for bets. `missing` is told: how many experts of a layer were not resident, on average.
+    """
+
+    now: float
+    waited: float
+    transfer: float
+    demands: int
+    under_way: int
+    prompt: bool
+    missing: float
+    at: Moment
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("now", "began", "waited", "transfer")),
+        *((name, ctypes.c_int32) for name in ("demands", "under_way", "prompt", "horizon")),
+        ("missing", ctypes.c_double),
+        *((name, ctypes.c_int32) for name in ("layers", "last")),
+        *((name, ctypes.c_double) for name in ("last_now", "last_waited")),
+        ("pace", ctypes.c_void_p),
+        ("at", Moment),
+    )
+
+
+class Ahead:
+    """Bets on the layers after the one that is routed, on one table. Its owner holds the lock."""
+
+    def __init__(
+        self, bets: Bets, table: ResidencyTable, horizon: int, confidence: float, began: float
+    ) -> None:
+        """`confidence`: candidates are the likeliest experts whose share of all guesses it is."""
+        self.bets, self.table = bets, table
+        layers = bets.state.layers
+        self.pace: NDArray[np.float64] = np.full((2, layers), -1.0)  # below 0: not known
+        at = Moment(confidence=confidence)
+        self.times = Times(began=began, horizon=horizon, layers=layers, last=-1, at=at)
+        self.times.pace = self.pace.ctypes.data
+        native = short_calls()
+        self._settle, self._place = native.mira_ahead_settle, native.mira_ahead_place
+        self._addresses = ctypes.addressof(self.times), bets.address, table.address
+        self._known, self._known_at, self._told = np.zeros(0), 0, np.zeros(0)
+
+    def settle(self) -> int:
+        """A layer is routed, that of the table, and what became of the bets on it is learned.
+
+        Those that it has no use for are stale; how many of these have not begun and are to be
+        cancelled, which `table.unwanted` names.
+        """
+        unwanted: int = self._settle(*self._addresses)
+        return unwanted
+
+    def place(self, ahead: int, guesses: NDArray[np.float64]) -> list[list[int]]:
+        """Bet on the layer so many `ahead`, nearer ones first: who is staged, with his slot.
+
+        guesses [experts]: probabilities.
+        """
+        if guesses is not self._known:  # numpy is slow to tell an address
+            self._told = np.ascontiguousarray(guesses, np.float64)
+            self._known, self._known_at = guesses, self._told.ctypes.data
+        self._place(*self._addresses, ahead, self._known_at)
+        return self.table.fresh

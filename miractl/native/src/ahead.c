@@ -1,0 +1,50 @@
+#include "ahead.h"
+
+#define RATE 0.05 /* of the averages, a layer's step; as miractl/simulate/betting.py has it */
+
+/* A layer takes from the routing of the one before to its own. */
+static void mark(mira_ahead *a, int32_t layer)
+{
+    double seconds = a->now - a->last_now - (a->waited - a->last_waited);
+    if (a->last >= 0 && a->last == layer - 1) {
+        double *pace = a->pace + (a->prompt ? a->layers : 0) + layer;
+        seconds = seconds > 0 ? seconds : 0;
+        *pace = *pace < 0 ? seconds : *pace + RATE * (seconds - *pace);
+    }
+    a->last = layer;
+    a->last_now = a->now;
+    a->last_waited = a->waited;
+}
+
+int32_t mira_ahead_settle(mira_ahead *a, mira_bets *b, mira_residency *r)
+{
+    mira_routed routed = {.layer = r->layer, .count = r->count, .ids = r->ids, .now = a->now,
+                          .transfer = a->transfer};
+    mark(a, r->layer);
+    mira_bets_settle(b, r, &routed);
+    a->missing += RATE * (routed.missing - a->missing);
+    return routed.unwanted;
+}
+
+void mira_ahead_place(mira_ahead *a, mira_bets *b, mira_residency *r, int32_t ahead,
+                      const double *guesses)
+{
+    mira_moment *at = &a->at;
+    double compute = r->layer + ahead < a->layers
+                         ? a->pace[(a->prompt ? a->layers : 0) + r->layer + 1] : -1;
+    r->bet_count = 0;
+    if (compute < 0)
+        return;
+    if (ahead == 1) {
+        at->elapsed = a->now - a->began;
+        at->promised = 0;
+        at->link = (a->demands + a->under_way) * a->transfer;
+        at->gate = a->demands * a->transfer + compute;
+        at->transfer = a->transfer;
+        at->compute = compute;
+    }
+    at->layer = r->layer + ahead;
+    at->ahead = ahead;
+    at->class_ = ahead - 1 + (a->prompt ? a->horizon : 0);
+    mira_bets_place(b, r, at, guesses);
+}

@@ -1,0 +1,143 @@
+/* Experts brought ahead of need: what becomes of them; miractl/policy/staged.py does the same. */
+#include "residency.h"
+
+#include <math.h>
+#include <string.h>
+
+#define USED 0.03 /* heat, as miractl/policy/heat.py has it */
+#define IN_VAIN -0.05
+#define DECAY_SECONDS 0.1
+
+void staged_enter(mira_residency *r, int32_t key, int32_t slot)
+{
+    r->staging[r->staged++] = key;
+    r->state[slot] = MIRA_QUEUED;
+    r->stale[slot] = 0;
+}
+
+void staged_leave(mira_residency *r, int32_t key, int32_t slot)
+{
+    int32_t i = 0;
+    while (r->staging[i] != key)
+        i++;
+    r->staged--;
+    memmove(r->staging + i, r->staging + i + 1, (r->staged - i) * sizeof *r->staging);
+    r->stale_count -= r->stale[slot];
+    r->stale[slot] = 0;
+}
+
+/* The heat is told how a bet ended. */
+static void feel(mira_residency *r, int32_t key, double change)
+{
+    double idle = fmax(0, r->now - r->since[key]), intervals = floor(idle / DECAY_SECONDS + 1e-9);
+    double score = r->score[key] * pow(r->decay, intervals) + change;
+    r->since[key] = r->now - (idle - DECAY_SECONDS * intervals);
+    r->score[key] = fmin(1, fmax(0, score));
+}
+
+static void call_in(mira_residency *r, int32_t expert)
+{
+    residency_adopt(r, expert);
+    feel(r, r->layer * r->experts + expert, USED);
+}
+
+void staged_use(mira_residency *r, int32_t expert)
+{
+    call_in(r, expert);
+    r->used++;
+    r->prefetch_used[r->layer * r->experts + expert]++;
+}
+
+void mira_call_in(mira_residency *r, int32_t expert)
+{
+    call_in(r, expert);
+    r->late++;
+}
+
+void mira_drop(mira_residency *r, int32_t layer, int32_t expert)
+{
+    int32_t key = layer * r->experts + expert;
+    if (r->state[r->slot[key]] == MIRA_DONE) {
+        r->wasted++;
+        r->in_vain[layer]++;
+        feel(r, key, IN_VAIN);
+    } else {
+        r->cancelled++;
+    }
+    mira_release(r, layer, expert);
+}
+
+/* Seconds that demands wait for a transfer that has begun. */
+static double left(const mira_residency *r, const mira_routed *in, int32_t slot)
+{
+    return in->transfer - (in->now - r->began[slot]);
+}
+
+void mira_judge_bets(mira_residency *r, mira_routed *in)
+{
+    const uint8_t *role = r->role + (size_t)in->layer * r->experts;
+    in->missing = in->unwanted = 0;
+    in->gained = in->lost = 0;
+    memset(r->needed, 0, r->experts);
+    for (int32_t i = 0; i < in->count; i++) {
+        if (in->ids[i] < 0 || in->ids[i] >= r->experts)
+            continue;
+        r->needed[in->ids[i]] = 1;
+        in->missing += role[in->ids[i]] != MIRA_RESIDENT;
+    }
+    for (int32_t i = 0; i < r->staged; i++) {
+        int32_t layer = r->staging[i] / r->experts, expert = r->staging[i] % r->experts;
+        int32_t slot = r->slot[r->staging[i]], state = r->state[slot];
+        int wanted = layer == in->layer && r->needed[expert];
+        if (layer == in->layer && !wanted && !r->stale[slot]) {
+            r->stale[slot] = 1;
+            r->stale_count++;
+        }
+        if (state == MIRA_QUEUED) {
+            if (layer == in->layer && !wanted)
+                r->called[in->unwanted++] = expert;
+            continue;
+        }
+        if (wanted) {
+            double until = state == MIRA_RUNNING ? in->now : r->finished[slot];
+            in->gained += fmin(in->transfer, until - r->began[slot]);
+        } else if (state == MIRA_RUNNING) {
+            in->lost = fmax(in->lost, left(r, in, slot));
+        }
+    }
+    in->missing = in->missing < r->experts ? in->missing : r->experts;
+}
+
+/* Free the slot, of the layer's pool, of the oldest stale bet that has ended; 0: there is none. */
+static int drop_stale(mira_residency *r, int32_t layer)
+{
+    for (int32_t i = 0; i < r->staged; i++) {
+        int32_t key = r->staging[i], slot = r->slot[key];
+        int is_near = r->pool[key / r->experts] == r->pool[layer];
+        if (!is_near || !r->stale[slot] || r->state[slot] < MIRA_DONE)
+            continue;
+        mira_drop(r, key / r->experts, key % r->experts);
+        return 1;
+    }
+    return 0;
+}
+
+static int has_room(const mira_residency *r, int32_t layer)
+{
+    return r->staged < r->staging_limit && r->spare[r->pool[layer]] > 1;
+}
+
+void mira_stage(mira_residency *r, int32_t layer, const uint16_t *experts, int32_t count)
+{
+    r->bet_count = 0;
+    for (int32_t i = 0; i < count; i++) {
+        if (!has_room(r, layer) && !(drop_stale(r, layer) && has_room(r, layer)))
+            return;
+        int32_t slot = residency_take(r, layer), *pair = r->bet + 2 * r->bet_count++;
+        residency_enter(r, layer, experts[i], slot, MIRA_STAGED);
+        r->issued++;
+        r->prefetched[layer * r->experts + experts[i]]++;
+        pair[0] = experts[i];
+        pair[1] = slot;
+    }
+}

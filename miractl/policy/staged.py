@@ -1,0 +1,145 @@
+"""Experts brought ahead of need, in Python: what becomes of them.
+
+The reference of `miractl/native/src/staged.c`, and what installs without the library run.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from miractl.native.residency import BetCounts, Progress, Role, SlotPool, State
+from miractl.policy.eviction import Brain
+from miractl.policy.keys import ExpertKey
+from miractl.policy.residency import Residency
+from miractl.policy.routing import Ids
+
+Counts = npt.NDArray[np.int64]  # [layers, experts]
+
+
+class Settled(NamedTuple):
+    """Of a routed layer: experts not resident; bets on it that have not begun and are not wanted.
+
+    Seconds that bets on it have saved, and that it waits for others.
+    """
+
+    missing: int
+    unwanted: list[int]
+    gained: float
+    lost: float
+
+
+class StagedResidency(Residency):
+    """A slot table that follows the transfers into the slots of bets."""
+
+    def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
+        """Raises ValueError for an impossible division."""
+        super().__init__(pools, staging_limit, policy)
+        self.progress = Progress(self.slots)
+        self.evictions = self.bypassed = 0
+        self.prefetched: Counts = np.zeros(policy.worth.shape, np.int64)
+        self.prefetch_used: Counts = np.zeros_like(self.prefetched)
+        self.in_vain: Counts = np.zeros(len(policy.worth), np.int64)
+        self.counted = dict.fromkeys(BetCounts._fields, 0)
+        self._stale: set[ExpertKey] = set()  # staged, and their layer has been routed since
+        self._unwanted: list[int] = []
+
+    @property
+    def bets(self) -> BetCounts:
+        """What became of bets, in all."""
+        return BetCounts(**self.counted)
+
+    @property
+    def staged(self) -> int:
+        """Experts that are staged."""
+        return len(self._staged)
+
+    @property
+    def room_for_bets(self) -> int:
+        """How many bets may be placed, stale ones making way."""
+        return max(0, self.staging_limit - len(self._staged) + len(self._stale))
+
+    def oldest(self, layer: int | None = None) -> list[ExpertKey]:
+        """The staged experts whose slots the layer could have, as they were bet on; or all."""
+        share = self.places.share
+        return [key for key in self._staged if layer is None or share(key.layer, layer)]
+
+    def unwanted(self, count: int) -> list[int]:
+        """The first so many bets on the routed layer that have not begun and are not wanted."""
+        return self._unwanted[:count]
+
+    def release(self, key: ExpertKey) -> None:
+        """Free the slot of an expert, whatever its role."""
+        self._stale.discard(key)
+        super().release(key)
+
+    def use(self, key: ExpertKey, needed: frozenset[ExpertKey], counted: str) -> int:
+        """A bet was right, `used` or `late`: its slot."""
+        place = self.adopt(key, needed)
+        self._stale.discard(key)
+        self.counted[counted] += 1
+        self.prefetch_used[key] += counted == "used"
+        self.policy.feedback(key, used=True)
+        self.evictions += place.evicted is not None
+        self.bypassed += place.role is Role.TRANSIT
+        return place.slot
+
+    def drop(self, key: ExpertKey) -> None:
+        """A bet ends that nobody has called in: in vain if it was moved."""
+        if self.progress.state[self._staged[key]] == State.DONE:
+            self.counted["wasted"] += 1
+            self.in_vain[key.layer] += 1
+            self.policy.feedback(key, used=False)
+        else:
+            self.counted["cancelled"] += 1
+        self.release(key)
+
+    def bet(self, layer: int, experts: Sequence[int]) -> list[list[int]]:
+        """Bet on absent experts, as far as there is room: those staged, with their slots."""
+        pairs: list[list[int]] = []
+        for expert in experts:
+            key = ExpertKey(layer, expert)
+            place = self.stage(key)
+            if place is None and self._drop_stale(layer):
+                place = self.stage(key)
+            if place is None:
+                break
+            self.progress.state[place.slot] = State.QUEUED
+            self.counted["issued"] += 1
+            self.prefetched[key] += 1
+            pairs.append([expert, place.slot])
+        return pairs
+
+    def judge_bets(self, layer: int, ids: Ids, now: float, transfer: float) -> Settled:
+        """A layer is routed: what became of the bets on it; those not wanted are stale."""
+        there = self._resident[layer]
+        known = ids[(ids >= 0) & (ids < len(there))]
+        missing = min(len(there), int(np.count_nonzero(~there[known])))
+        gained = lost = 0.0
+        wanted, progress, self._unwanted = set(known.tolist()), self.progress, []
+        for key, slot in self._staged.items():
+            own, state = key.layer == layer, State(progress.state[slot])
+            began, finished = float(progress.began[slot]), float(progress.finished[slot])
+            right = own and key.expert in wanted
+            if own and not right:
+                self._stale.add(key)
+                if state is State.QUEUED:
+                    self._unwanted.append(key.expert)
+            if state is State.QUEUED:
+                continue
+            if right:
+                until = now if state is State.RUNNING else finished
+                gained += min(transfer, until - began)
+            elif state is State.RUNNING:
+                lost = max(lost, transfer - (now - began))
+        return Settled(missing, self._unwanted, gained, lost)
+
+    def _drop_stale(self, layer: int) -> bool:
+        """Free the slot, of the layer's pool, of the oldest stale bet that has ended, if any."""
+        for key in self.oldest(layer):
+            slot = self._staged[key]
+            if key in self._stale and self.progress.state[slot] >= State.DONE:
+                self.drop(key)
+                return True
+        return False

@@ -1,0 +1,97 @@
+"""Bets on a slot table: settled and placed alike in C and in Python, whatever happens to them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from miractl.native.ahead import Ahead
+from miractl.native.bets import Bets, BetsState
+from miractl.native.residency import SlotPool, State
+from miractl.policy.eviction import Brain, LeastRecentlyUsed
+from miractl.policy.heat import HeatTable
+from miractl.policy.routing import Routed, Segment
+from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable, one_pool
+from miractl.simulate.betting import ReferenceAhead, ReferenceBets
+from tests.policy.test_slot_tables import same
+
+pytestmark = pytest.mark.usefixtures("kernels")
+LAYERS, EXPERTS, TRANSFER = 3, 4, 0.3
+KNOWN = ("demand", "bins", "guess", "proposal", "hidden", "risk")
+
+
+def brain() -> Brain:
+    heat = HeatTable(LAYERS, EXPERTS, 1, clock=lambda: 1.0)
+    return Brain(LeastRecentlyUsed(LAYERS, EXPERTS), heat)
+
+
+def carry_on(table: SlotTable, fates: np.ndarray, now: float) -> None:
+    """Transfers of bets go on: `fates` [experts] says whose, and which of them fail."""
+    progress = table.progress
+    for key in table.oldest():
+        slot, fate = table.slot_of(key), fates[key.expert]
+        state = progress.state[slot]
+        if state == State.QUEUED and fate > 0.3:
+            progress.began[slot], progress.state[slot] = now - fate / 2, State.RUNNING
+        elif state == State.RUNNING and fate > 0.5:
+            progress.finished[slot] = progress.began[slot] + fate
+            progress.state[slot] = State.FAILED if fate > 0.9 else State.DONE
+
+
+def serve(table: SlotTable, step: Routed) -> list[object]:
+    """All experts of a layer, in waves; the newest bets make way."""
+    status = table.ask(step)
+    told: list[object] = []
+    while True:
+        for expert in table.called:
+            table.call_in(expert)
+        status = table.place()
+        while status:
+            table.drop(table.oldest()[-1])
+            status = table.place()
+        told.append((table.here, table.arrived, table.placed))
+        table.end_transit()
+        if not table.waits:
+            return told
+        table.ask_again()
+
+
+@settings(deadline=None, max_examples=100)
+@given(seed=st.integers(0, 2**31), ways=st.integers(0, 3), staging=st.integers(1, 4))
+def test_c_and_python_settle_and_place_alike(seed: int, ways: int, staging: int) -> None:
+    rng = np.random.default_rng(seed)
+    even, odd = tuple(range(0, LAYERS, 2)), tuple(range(1, LAYERS, 2))
+    division = one_pool(LAYERS * ways + staging + 2, (ways,) * LAYERS, brain())
+    if seed % 2:  # two pools
+        division = tuple(SlotPool(own, ways + staging + 1, (ways,)) for own in (even, odd))
+    plain = PlainSlots(division, staging, brain())
+    compiled = CompiledSlots(division, staging, brain())
+    states = [BetsState(LAYERS, EXPERTS, staging, classes=4) for _ in range(2)]
+    slow = ReferenceAhead(ReferenceBets(states[0]), plain, 2, 1.0, began=0.0)
+    fast = Ahead(Bets(states[1]), compiled, 2, 1.0, began=0.0)
+    for number in range(60):
+        layer, now = number % LAYERS, float(number)
+        ids = rng.integers(0, EXPERTS, (1, int(rng.integers(1, 4))))
+        step = Routed(layer, ids, np.ones(ids.shape, np.float32), (Segment(0, 0, 1, 0),), number)
+        fates, waited = rng.random(EXPERTS), 0.1 * number
+        prompt, demands = bool(rng.integers(2)), int(rng.integers(2))
+        for table in (plain, compiled):
+            table.record(step)
+            carry_on(table, fates, now)
+        for one in (slow, fast):
+            one.times.now, one.times.waited, one.times.prompt = now, waited, prompt
+            one.times.transfer = TRANSFER if number > 5 else 0.0
+            one.times.demands, one.times.under_way = demands, 1
+        unwanted = slow.settle(layer, ids)
+        assert unwanted == fast.settle()
+        assert plain.unwanted(unwanted) == compiled.unwanted(unwanted)
+        assert slow.times.missing == fast.times.missing
+        assert serve(plain, step) == serve(compiled, step)
+        for ahead in (1, 2):
+            guesses = rng.random(EXPERTS)
+            assert slow.place(layer, ahead, guesses) == fast.place(ahead, guesses)
+        same(plain, compiled)
+    assert fast.bets.balance == slow.bets.state.balance
+    for name in KNOWN:
+        one, other = getattr(fast.bets.state, name), getattr(slow.bets.state, name)
+        np.testing.assert_array_equal(one, other, err_msg=name)
