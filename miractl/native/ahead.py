@@ -15,7 +15,8 @@ class Times(ctypes.Structure):
 
     `began`: when it all began; `waited` for transfers in all; `transfer` of one expert, 0 where
     nothing is to be learned; `demands` and `under_way` are transfers not finished, for demands and
-    for bets. `missing` is told: how many experts of a layer were not resident, on average.
+    for bets; `spent`: what computing the `computed` experts took that the layer before had. `stall`
+    is told: how long a layer would wait without bets, on average.
     """
 
     now: float
@@ -24,16 +25,21 @@ class Times(ctypes.Structure):
     demands: int
     under_way: int
     prompt: bool
-    missing: float
+    spent: float
+    computed: int
+    stall: float
     at: Moment
 
     _fields_ = (
         *((name, ctypes.c_double) for name in ("now", "began", "waited", "transfer")),
         *((name, ctypes.c_int32) for name in ("demands", "under_way", "prompt", "horizon")),
-        ("missing", ctypes.c_double),
-        *((name, ctypes.c_int32) for name in ("layers", "last")),
+        ("spent", ctypes.c_double),
+        ("computed", ctypes.c_int32),
+        ("stall", ctypes.c_double),
+        *((name, ctypes.c_int32) for name in ("layers", "last", "was_prompt")),
         *((name, ctypes.c_double) for name in ("last_now", "last_waited")),
         ("pace", ctypes.c_void_p),
+        *((name, ctypes.c_double * 2) for name in ("each", "stalls")),
         ("at", Moment),
     )
 

@@ -4,6 +4,7 @@ Times are seconds. The arrays are numpy's, so that they can be looked at.
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,8 @@ class Moment(ctypes.Structure):
     at most `room` of them; candidates are the likeliest experts whose share of all guesses is
     `confidence`. `elapsed` counts from the beginning; `link`: until it is free; `gate`: until the
     next layer is routed; `transfer`: of one expert, 0 is not known yet and nothing is issued;
-    `compute`: of one layer that waits for nothing; `promised`: at risk by what is on its way.
+    `compute`: of one layer that waits for nothing; `promised`: at risk by what is on its way;
+    `stall`: how long the layer is expected to wait without bets, infinite if that is not known.
     `link` and `promised` are moved on by what is issued.
     """
 
@@ -99,12 +101,16 @@ class Moment(ctypes.Structure):
     compute: float
     promised: float
     confidence: float
+    stall: float
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("layer", "ahead", "kind", "room")),
         *((name, ctypes.c_double) for name in ("elapsed", "link", "gate", "transfer")),
-        *((name, ctypes.c_double) for name in ("compute", "promised", "confidence")),
+        *((name, ctypes.c_double) for name in ("compute", "promised", "confidence", "stall")),
     )
+
+    def __init__(self, *, stall: float = math.inf, **known: float) -> None:
+        super().__init__(stall=stall, **known)
 
 
 class Bets:

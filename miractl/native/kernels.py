@@ -8,6 +8,7 @@ same to the last bit for any batch, number of threads and instruction set.
 import ctypes
 import os
 import weakref
+from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple
 
@@ -132,15 +133,13 @@ class Matrix:
     def __init__(self, block: Bytes | Span, shape: MatrixShape) -> None:
         """Raises ValueError if the block is too short or not aligned."""
         self.shape = shape
-        self._span = _block(block, shape.nbytes)
-        self._struct = _matrix(shape)
-        self._address = ctypes.addressof(self._struct)
-        self._multiply = library().mira_multiply
+        self.span = _block(block, shape.nbytes)
+        self._alone = Stack((self,))
 
     @property
     def block(self) -> Bytes:
         """The stored weights in place, as long as the matrix lives."""
-        memory = (ctypes.c_uint8 * self.shape.nbytes).from_address(self._span.address)
+        memory = (ctypes.c_uint8 * self.shape.nbytes).from_address(self.span.address)
         block: Bytes = np.ctypeslib.as_array(memory)
         return block
 
@@ -153,14 +152,35 @@ class Matrix:
         return y
 
     def multiply_into(self, x: Span, tokens: int, y: Span, pool: Pool | None = None) -> None:
-        """The same on memory in place: the way for many small calls."""
+        """The same on memory in place."""
         _count("tokens", tokens, MOST_PAIRS)
         x.check("x", 4 * tokens * self.shape.columns, FLOAT_ALIGNMENT)
         y.check("y", 4 * tokens * self.shape.rows, FLOAT_ALIGNMENT)
-        address = pool and pool.address
-        _raise(
-            self._multiply(address, self._address, self._span.address, x.address, tokens, y.address)
-        )
+        self._alone.multiply_at(x.address, tokens, y.address, pool)
+
+
+class Stack:
+    """Matrices with the same format and columns: one call multiplies all with the same tokens."""
+
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        """Raises ValueError if they differ in more than rows."""
+        shapes = [matrix.shape for matrix in matrices]
+        if len({(shape.format, shape.columns) for shape in shapes}) != 1:
+            raise ValueError(f"Got {shapes} but expected matrices of one format and one width")
+        self.columns, self.rows = shapes[0].columns, [shape.rows for shape in shapes]
+        self.width = sum(self.rows)
+        self._spans = tuple(matrix.span for matrix in matrices)  # whose memory this is
+        self._structs = (_Matrix * len(shapes))(*map(_matrix, shapes))
+        self._blocks = (ctypes.c_void_p * len(shapes))(*(span.address for span in self._spans))
+        self._call = library().mira_multiply
+        self._where = ctypes.addressof(self._structs), ctypes.addressof(self._blocks), len(shapes)
+
+    def multiply_at(self, x: int, tokens: int, y: int, pool: Pool | None = None) -> None:
+        """Write tokens x rows outputs at address y, matrix after matrix, of x[tokens, columns].
+
+        The way for many small calls: the caller answers for the memory.
+        """
+        _raise(self._call(pool and pool.address, *self._where, x, tokens, y))
 
 
 class _Table(NamedTuple):
@@ -238,13 +258,11 @@ class Layer:
         parts: Span,
         y: Span | None,
         pool: Pool | None = None,
-        blocks: Span | None = None,
     ) -> None:
         """The same on memory in place; rows of parts whose expert is not here stay as they are.
 
-        Without y no sum is made. `blocks` are uint64 addresses [experts], 0 for elsewhere, in place
-        of what was put: the caller answers for what they point to. Raises ValueError for memory
-        that does not fit, or an id that the layer does not have.
+        Without y no sum is made. Raises ValueError for memory that does not fit, or an id that the
+        layer does not have.
         """
         _count("tokens", tokens, MOST_PAIRS)
         _count("top", top, MOST_PAIRS // max(tokens, 1), least=1)
@@ -258,15 +276,34 @@ class Layer:
             weights.check("weights", 4 * pairs, FLOAT_ALIGNMENT)
             y.check("y", 4 * tokens * hidden, FLOAT_ALIGNMENT)
         table = self._table  # kept: another thread may put experts while this call runs
-        if blocks is not None:
-            blocks.check("blocks", 8 * self.experts, 8)
-        where = table.address if blocks is None else blocks.address
-        status = self._run(
-            *(pool and pool.address, self._address, where, self.experts),
-            *(x.address, tokens, ids.address, top, weights and weights.address),
-            *(parts.address, y and y.address),
+        scores = None if weights is None else weights.address
+        out = None if y is None else y.address
+        where = table.address
+        self.run_at(x.address, tokens, ids.address, top, scores, parts.address, out, pool, where)
+
+    def run_at(
+        self,
+        x: int,
+        tokens: int,
+        ids: int,
+        top: int,
+        weights: int | None,
+        parts: int,
+        y: int | None,
+        pool: Pool | None,
+        blocks: int,
+    ) -> None:
+        """The same on addresses: the way for many small calls. The caller answers for the memory.
+
+        `blocks` are addresses uint64 [experts], 0 for elsewhere, in place of what was put. Raises
+        ValueError for an id that the layer does not have.
+        """
+        _raise(
+            self._run(
+                *(pool and pool.address, self._address, blocks, self.experts),
+                *(x, tokens, ids, top, weights, parts, y),
+            )
         )
-        _raise(status)
 
 
 def _table(owners: tuple[Span | None, ...]) -> _Table:

@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 
 from miractl.native.layout import BLOCK_ALIGNMENT
 
+HUGE_PAGE = 2**21
+_ASKED_FROM = 2**22  # bytes from which on numpy asks Linux for huge pages
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -47,6 +50,9 @@ class Span:
 
 def aligned_empty(nbytes: int, alignment: int = BLOCK_ALIGNMENT) -> NDArray[np.uint8]:
     """Uninitialised bytes at an aligned address (a power of two)."""
-    room = np.empty(nbytes + alignment - 1, np.uint8)
+    wanted = nbytes + alignment - 1
+    if alignment == HUGE_PAGE:  # what is not touched takes no memory
+        wanted = max(wanted, _ASKED_FROM)
+    room = np.empty(wanted, np.uint8)
     start = -room.ctypes.data % alignment
     return room[start : start + nbytes]

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from miractl.native.residency import KEPT, width_for
+from miractl.native.places import KEPT, width_for
 
 EVERY = 32  # steps from one comparison to the next
 FADE = 0.99983  # a step: half is forgotten in 4,096

@@ -24,8 +24,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.places import Places, SlotPool
 from miractl.native.replay import Admission
-from miractl.native.residency import Places, Role, SlotPool
+from miractl.native.residency import Role
 from miractl.policy.allocation import Allocation
 from miractl.policy.eviction import HOT, Brain
 from miractl.policy.keys import ExpertKey

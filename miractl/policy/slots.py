@@ -12,15 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.library import available
-from miractl.native.residency import (
-    BetCounts,
-    Progress,
-    ResidencyTable,
-    Role,
-    SlotPool,
-    State,
-    Status,
-)
+from miractl.native.places import SlotPool
+from miractl.native.residency import BetCounts, Progress, ResidencyTable, Role, State, Status
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed

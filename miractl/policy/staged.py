@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from miractl.native.residency import BetCounts, Progress, Role, SlotPool, State
+from miractl.native.places import SlotPool
+from miractl.native.residency import BetCounts, Progress, Role, State
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency
@@ -21,11 +22,12 @@ Counts = npt.NDArray[np.int64]  # [layers, experts]
 class Settled(NamedTuple):
     """Of a routed layer: experts not resident; bets on it that have not begun and are not wanted.
 
-    Seconds that bets on it have saved, and that it waits for others.
+    Seconds that it would wait without bets, that bets saved of it, and that it waits for others.
     """
 
     missing: int
     unwanted: list[int]
+    stall: float
     gained: float
     lost: float
 
@@ -111,11 +113,19 @@ class StagedResidency(Residency):
             pairs.append([expert, place.slot])
         return pairs
 
-    def judge_bets(self, layer: int, ids: Ids, now: float, transfer: float) -> Settled:
-        """A layer is routed: what became of the bets on it; those not wanted are stale."""
+    def judge_bets(
+        self, layer: int, ids: Ids, now: float, transfer: float, compute: float
+    ) -> Settled:
+        """A layer is routed: what became of the bets on it; those not wanted are stale.
+
+        `compute`: seconds of an expert; those that are there are computed while others come.
+        """
         there = self._resident[layer]
-        known = ids[(ids >= 0) & (ids < len(there))]
-        missing = min(len(there), int(np.count_nonzero(~there[known])))
+        known = np.unique(ids[(ids >= 0) & (ids < len(there))])
+        missing = int(np.count_nonzero(~there[known]))
+        beside = (missing - 1) * min(compute, transfer)
+        slack = (len(known) - missing) * compute + beside - missing * transfer
+        stall = max(0.0, -slack) if missing else 0.0
         gained = lost = 0.0
         wanted, progress, self._unwanted = set(known.tolist()), self.progress, []
         for key, slot in self._staged.items():
@@ -133,7 +143,8 @@ class StagedResidency(Residency):
                 gained += min(transfer, until - began)
             elif state is State.RUNNING:
                 lost = max(lost, transfer - (now - began))
-        return Settled(missing, self._unwanted, gained, lost)
+        lost = max(0.0, lost - max(0.0, slack)) if missing else 0.0
+        return Settled(missing, self._unwanted, stall, min(gained, stall), lost)
 
     def _drop_stale(self, layer: int) -> bool:
         """Free the slot, of the layer's pool, of the oldest stale bet that has ended, if any."""

@@ -50,6 +50,7 @@ class ExpertCache:
         layers, experts = residency.hits.shape
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self._tickets: dict[int, Ticket] = {}  # of staged experts, by slot
+        self.spent, self.computed = 0.0, 0  # seconds that the hits of the last wave took; how many
         self._host = host
         self._filling: dict[ExpertKey, Ticket] = {}  # residents whose bytes are on their way
 
@@ -89,7 +90,7 @@ class ExpertCache:
         group's slots are good until the next one is asked for. `then` is called when all demands
         are on their way. Raises what a transfer raised.
         """
-        table, tokens, asked = self.residency, NONE, self._clock()
+        table, tokens, asked, self.computed = self.residency, NONE, self._clock(), 0
         if self._host is not None:
             tokens = Counter(step.ids.reshape(-1).tolist())
         self.transfers.poll()
@@ -101,13 +102,16 @@ class ExpertCache:
             try:
                 if here:
                     self._punch("hits")
-                    if self._host is None:
-                        yield here
-                    else:
-                        yield from self._timed(here, tokens, self._host)
+                    began = self._clock()
+                    yield here
+                    self.spent, self.computed = self._clock() - began, len(here)
+                    if self._host is not None:
+                        self._host.computed([e for e, _ in here], tokens, self.spent)
                 if left and self._host is not None:
                     self._punch("misses")
-                    yield from self._timed([[e, NOWHERE] for e in left], tokens, self._host)
+                    began = self._clock()
+                    yield [[expert, NOWHERE] for expert in left]
+                    self._host.computed(left, tokens, self._clock() - began)
                 while waiting:
                     self._punch("waiting")
                     arrived, waiting = self._arrived(waiting, asked)
@@ -147,13 +151,6 @@ class ExpertCache:
         if len(arrived) == len(waiting):
             return arrived, []
         return arrived, [ticket for ticket in waiting if ticket not in arrived]
-
-    def _timed(self, group: Pairs, tokens: Mapping[int, int], host: HostCompute) -> Iterator[Pairs]:
-        """The group; how long it took is told to who decides what the host computes."""
-        began = self._clock()
-        yield group
-        experts = [expert for expert, _ in group]
-        host.computed(experts, tokens, self._clock() - began)
 
     def _find(
         self, step: Routed, tokens: Mapping[int, int], status: int

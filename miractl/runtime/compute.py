@@ -6,7 +6,7 @@ the end, so that a result does not depend on the grouping.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ import torch
 from miractl.checkpoint.record import Quantized, why_decoded
 from miractl.native.kernels import Layer, Pool
 from miractl.native.library import isa
-from miractl.native.memory import Span
 from miractl.runtime.arena import Shapes, SlotArena, expert_nbytes
 from miractl.runtime.host_tier import HostTier
 from miractl.runtime.mixture import mix
@@ -114,7 +113,7 @@ class TorchCompute:
     ) -> torch.Tensor:
         """As the protocol says."""
         arena = self._arena
-        arrivals = ((expert, arena[slot]) for group in groups for expert, slot in group)
+        arrivals = ([(expert, arena[slot]) for expert, slot in group] for group in groups)
         return mix(module, x, ids, scores, arrivals)
 
 
@@ -152,7 +151,7 @@ class KernelCompute:
         self._layer, self._pool = Layer(quantized.shape, experts), pool
         self._records = records
         self._blocks = np.zeros(experts, np.uint64)
-        self._table = Span.of(self._blocks)
+        self._table = self._blocks.ctypes.data
 
     def mix(
         self,
@@ -166,24 +165,22 @@ class KernelCompute:
     ) -> torch.Tensor:
         """As the protocol says. `module` is not asked: the record's shape has its activation."""
         tokens, k = ids.shape
-        given, weights = _span(x.float()), _span(scores.float())
-        chosen = _span(torch.from_numpy(ids).int())
-        parts = _span(torch.empty(tokens * k, x.shape[1]))
-        y = torch.empty(tokens, x.shape[1])
+        given, weights = _floats(x), _floats(scores)
+        chosen = np.ascontiguousarray(ids, np.int32)
+        parts, y = torch.empty(tokens * k, x.shape[1]), torch.empty(tokens, x.shape[1])
+        asked = given.data_ptr(), tokens, chosen.ctypes.data, k
         for group in groups:
             experts -= len(group)
             self._blocks.fill(0)
             for expert, slot in group:
                 self._blocks[expert] = self._records.address(layer, expert, slot)
-            is_last = experts == 0
-            self._layer.run_into(
-                *(given, tokens, chosen, k, weights if is_last else None),
-                *(parts, _span(y) if is_last else None, self._pool, self._table),
+            last = (weights.data_ptr(), y.data_ptr()) if experts == 0 else (None, None)
+            self._layer.run_at(
+                *(*asked, last[0], parts.data_ptr(), last[1], self._pool, self._table)
             )
-        return y.to(x.dtype)
+        return y if x.dtype is y.dtype else y.to(x.dtype)
 
 
-def _span(values: torch.Tensor) -> Span:
-    """The memory of a tensor; a copy only where it is strided."""
-    own: Any = values.contiguous()
-    return Span(own.data_ptr(), own.nbytes, own)
+def _floats(values: torch.Tensor) -> torch.Tensor:
+    """Without gaps; a copy only where it has to be."""
+    return (values if values.dtype is torch.float32 else values.float()).contiguous()

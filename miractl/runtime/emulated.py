@@ -107,8 +107,8 @@ class EmulatedLink:
         while True:
             with self._lock:
                 now = self._catch_up()
-                if ticket.state is State.DONE:
-                    self.stats.waited_seconds += now - asked
+                if ticket.state is State.DONE:  # what asking took is no waiting
+                    self.stats.waited_seconds += max(0.0, ticket.finished_at - asked)
                     return
                 until = self._free_at
             self._sleep(until - now)

@@ -15,12 +15,12 @@ from miractl.errors import MiractlError, UsageError
 from miractl.native.kernels import Pool
 from miractl.native.layout import MatrixShape
 from miractl.native.library import why_not
-from miractl.native.residency import SlotPool
+from miractl.native.places import SlotPool
 from miractl.plan.pools import PoolPlan
 from miractl.plan.slots import SlotPlan
 from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_table
-from miractl.runtime import facts, timing
+from miractl.runtime import facts, kv, norms, timing
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for, this_machine
@@ -36,6 +36,7 @@ from miractl.runtime.host_tier import HostTier, refuse_too_large
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.outline import Outline, read_outline
+from miractl.runtime.pages import use_huge_pages
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import Recording, recorder_for
 from miractl.runtime.runner import LayerRuns
@@ -195,6 +196,10 @@ class Engine:
         model = checkpoint.load_others(dtype, device, blocks, **options.model_options)
         if device.type == "cpu":
             torch.set_num_threads(threads)
+            if why_not() is None:
+                norms.install(model, pool)
+            use_huge_pages(model)
+        kv.install()
         give_back()
         return cls(
             *(options, outline, model, tokenizer, checkpoint.source, plan, layout, pool),

@@ -49,9 +49,8 @@ class Prefetcher:
         queue.poll()
         times.now, times.waited = self._clock(), queue.stats.waited_seconds
         times.transfer, times.prompt = queue.seconds_each, len(step.ids) > len(step.segments)
+        times.spent, times.computed = cache.spent, cache.computed
         with cache.lock:
-            if self._skipped and not self._table.staged:
-                times.transfer = 0.0  # there were no bets to judge
             unwanted = self.ahead.settle()
             if unwanted:
                 cache.cancel_bets(step.layer, self._table.unwanted(unwanted))
@@ -59,12 +58,12 @@ class Prefetcher:
     def bet(self, step: Routed, hidden: Any) -> None:
         """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it.
 
-        Where bringing all that is missing takes less than deciding on bets, there are none.
+        Where deciding takes longer than all that is missing would be waited for, there are none.
         """
         self.predictor.observe(step, hidden)
         times, queue, deciding = self.ahead.times, self._cache.transfers, self._deciding
         each = queue.seconds_each
-        if times.missing * each < deciding and self._skipped < SKIPS:
+        if times.stall < deciding and self._skipped < SKIPS:
             self._skipped += 1
             return
         self._skipped, began = 0, self._clock()

@@ -75,22 +75,24 @@ class ReferenceBets:
         ]
         s.proposal[at.layer] = -1
         chosen: list[int] = []
-        link, promised = at.link, at.promised
+        link, promised, saved = at.link, at.promised, 0.0
         while len(chosen) < min(max(0, at.room), s.most) and at.transfer > 0:
             expert = int(np.argmax(sure))
             chance = sure[expert]
             if chance <= s.price * (1 - chance) or not _is_candidate(p, expert, at.confidence):
                 break
             found = self._look(at, link)
+            hidden = min(found.hidden, at.stall - saved)
             cost = found.sure_cost + (1 - chance) * (found.vain_cost + s.price * at.transfer)
             bearable = promised + found.risk <= s.balance + s.allowance * at.elapsed
-            if found.hidden <= 0 or chance * found.hidden <= cost or not bearable:
+            if hidden <= 0 or chance * hidden <= cost or not bearable:
                 s.withheld += 1
                 break
             place = at.layer, len(chosen)
-            s.proposal[place], s.hidden[place], s.risk[place] = expert, found.hidden, found.risk
+            s.proposal[place], s.hidden[place], s.risk[place] = expert, hidden, found.risk
             sure[expert] = -1.0
             chosen.append(expert)
+            saved += chance * hidden
             link += at.transfer
             promised += found.risk
         if s.off:
@@ -196,6 +198,29 @@ class Pace:
         return self._seconds[prompt][layer]
 
 
+class Overlap:
+    """What copies cost, as far as computing does not hide them, for single tokens and prompts."""
+
+    def __init__(self) -> None:
+        self._each: list[float | None] = [None, None]  # seconds that an expert computes
+        self._stall = [0.0, 0.0]
+
+    def computed(self, seconds: float, experts: int, prompt: bool) -> None:
+        """So many experts of a layer were there, and took so long."""
+        if experts > 0:
+            old, new = self._each[prompt], seconds / experts
+            self._each[prompt] = new if old is None else old + RATE * (new - old)
+
+    def each(self, prompt: bool) -> float:
+        """Seconds that an expert computes; 0 while that is not known: then nothing is hidden."""
+        return self._each[prompt] or 0.0
+
+    def waits(self, stall: float, prompt: bool) -> float:
+        """A layer would wait for so many seconds without bets; the average."""
+        self._stall[prompt] += RATE * (stall - self._stall[prompt])
+        return self._stall[prompt]
+
+
 class ReferenceAhead:
     """Settles and places as `miractl.native.ahead.Ahead` does, on a table in Python."""
 
@@ -208,20 +233,23 @@ class ReferenceAhead:
         began: float,
     ) -> None:
         self.bets, self.table, self.times = bets, table, Times()
-        self.pace = Pace(bets.state.layers)
+        self.pace, self.overlap = Pace(bets.state.layers), Overlap()
+        self._was_prompt = False
         self._horizon, self._began, self._at = horizon, began, Moment(confidence=confidence)
 
     def settle(self, layer: int, ids: Ids) -> int:
         """Judge and account what became of the bets on a layer; how many are to be cancelled."""
-        times, experts = self.times, self.bets.state.experts
-        self.pace.mark(layer, times.now, times.waited, bool(times.prompt))
-        found = self.table.judge_bets(layer, ids, times.now, times.transfer)
+        times, experts, prompt = self.times, self.bets.state.experts, bool(self.times.prompt)
+        self.overlap.computed(times.spent, times.computed, self._was_prompt)
+        self._was_prompt = prompt
+        self.pace.mark(layer, times.now, times.waited, prompt)
+        each = self.overlap.each(prompt)
+        found = self.table.judge_bets(layer, ids, times.now, times.transfer, each)
         if times.transfer > 0:
             wanted = [e for e in np.unique(ids).tolist() if 0 <= e < experts]
             self.bets.judge(layer, wanted, found.missing > 0, times.transfer)
-            lost = found.lost if found.missing else 0.0
-            self.bets.account(found.gained, lost, times.transfer)
-        times.missing += RATE * (found.missing - times.missing)
+            self.bets.account(found.gained, found.lost, times.transfer)
+        times.stall = self.overlap.waits(found.stall, prompt)
         return len(found.unwanted)
 
     def place(self, layer: int, ahead: int, guesses: npt.NDArray[Any]) -> list[list[int]]:
@@ -235,7 +263,7 @@ class ReferenceAhead:
             at.elapsed, at.promised = times.now - self._began, 0.0
             at.link = (times.demands + times.under_way) * times.transfer
             at.gate = times.demands * times.transfer + compute
-            at.transfer, at.compute = times.transfer, compute
+            at.transfer, at.compute, at.stall = times.transfer, compute, times.stall
         at.layer, at.ahead = layer + ahead, ahead
         at.kind = ahead - 1 + (self._horizon if times.prompt else 0)
         at.room = table.room_for_bets

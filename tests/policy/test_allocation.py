@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from miractl.native.places import SlotPool
 from miractl.native.replay import Admission, Cache, Kind, Routing, Rule, replay
-from miractl.native.residency import Role, SlotPool
+from miractl.native.residency import Role
 from miractl.policy.allocation import EVERY, KEPT, Allocation
 from miractl.policy.eviction import Brain, LeastOftenUsed, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable

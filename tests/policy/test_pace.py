@@ -2,7 +2,7 @@
 
 import pytest
 
-from miractl.simulate.betting import RATE, Pace
+from miractl.simulate.betting import RATE, Overlap, Pace
 
 
 def test_a_layer_takes_what_is_left_of_waiting() -> None:
@@ -33,3 +33,21 @@ def test_the_pace_is_an_average() -> None:
         pace.mark(0, 0.0, 0.0, prompt=True)
         pace.mark(1, seconds, 0.0, prompt=True)
     assert pace.until(1, prompt=True) == pytest.approx(1 + RATE)
+
+
+def test_experts_are_timed_apart_for_prompts() -> None:
+    overlap = Overlap()
+    assert overlap.each(prompt=False) == 0
+    overlap.computed(0.5, 2, prompt=False)
+    overlap.computed(0.0, 0, prompt=True)  # none was there
+    assert (overlap.each(prompt=False), overlap.each(prompt=True)) == (0.25, 0)
+    overlap.computed(1.25, 1, prompt=False)
+    assert overlap.each(prompt=False) == pytest.approx(0.25 + RATE)
+
+
+def test_stall_is_an_average() -> None:
+    overlap = Overlap()
+    for _ in range(400):
+        stall = overlap.waits(2.0, prompt=True)
+    assert stall == pytest.approx(2.0)
+    assert overlap.waits(0.0, prompt=False) == 0

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from miractl.native.places import SlotPool
 from miractl.native.replay import Admission
-from miractl.native.residency import SlotPool
 from miractl.policy.eviction import (
     Anybody,
     Brain,

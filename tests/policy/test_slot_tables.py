@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miractl.native.residency import Role, SlotPool, State, Status
+from miractl.native.places import SlotPool
+from miractl.native.residency import Role, State, Status
 from miractl.policy.eviction import Brain
 from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable, one_pool
 from tests.policy.test_residency import EXPERTS, LAYERS, POLICIES, pools, routed

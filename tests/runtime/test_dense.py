@@ -144,7 +144,7 @@ def test_the_plan_counts_what_the_engine_has(tmp_path: Path, tied: bool) -> None
     machine = machine_for(take(), device="cpu")
     planned = plan_for(geometry, machine, PlanRequest(dense=True)).needs
     engine = load(tmp_path, "int8")
-    blocks = sum(module._matrix.shape.nbytes for module in of_dense(engine).values())
+    blocks = sum(module.block.nbytes for module in of_dense(engine).values())
     others = sum(p.numel() * 4 for p in engine.model.parameters())
     engine.close()
     assert planned.dense()[1] == blocks
@@ -187,7 +187,7 @@ def test_packed_it_gives_the_bits_of_quantising_at_load(
     assert geometry is not None
     needs = plan_for(geometry, machine_for(take(), device="cpu"), PlanRequest()).needs
     others = sum(p.numel() * 4 for p in engine.model.parameters())
-    blocks = sum(module._matrix.shape.nbytes for module in of_dense(engine).values())
+    blocks = sum(module.block.nbytes for module in of_dense(engine).values())
     engine.close()
     assert needs.weights().bytes == others + blocks
 

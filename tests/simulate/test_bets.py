@@ -159,6 +159,18 @@ def test_candidates_are_the_likeliest_up_to_the_confidence() -> None:
         assert bets.choose(at, guesses, there) == expected
 
 
+@pytest.mark.parametrize(("stall", "chosen"), [(0.0, []), (0.04, [0]), (0.25, [0, 3])])
+@pytest.mark.parametrize("kind", [Bets, ReferenceBets])
+def test_bets_save_no_more_than_is_waited(
+    kind: type[Bets] | type[ReferenceBets], stall: float, chosen: list[int]
+) -> None:
+    # Each saves the stall with a probability of nearly 0.8: the first leaves a fifth of it.
+    guesses, there = np.array([0.8, 0.0, 0.0, 0.8], np.float32), np.zeros(4, np.uint8)
+    bets = kind(BetsState(1, 4, 4))
+    at = moment(room=4, elapsed=1e6, transfer=0.25, stall=stall)
+    assert bets.choose(at, guesses, there) == chosen
+
+
 def test_bets_that_lose_are_off_until_proposals_are_worth_it_again() -> None:
     bets = Bets(BetsState(1, 4, 2))
     there = np.zeros(4, np.uint8)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from miractl.native.ahead import Ahead
 from miractl.native.bets import Bets, BetsState
-from miractl.native.residency import SlotPool, State
+from miractl.native.places import SlotPool
+from miractl.native.residency import State
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.routing import Routed, Segment
@@ -57,8 +58,15 @@ def serve(table: SlotTable, step: Routed) -> list[object]:
 
 
 @settings(deadline=None, max_examples=100)
-@given(seed=st.integers(0, 2**31), ways=st.integers(0, 3), staging=st.integers(1, 4))
-def test_c_and_python_settle_and_place_alike(seed: int, ways: int, staging: int) -> None:
+@given(
+    seed=st.integers(0, 2**31),
+    ways=st.integers(0, 3),
+    staging=st.integers(1, 4),
+    compute=st.sampled_from((0.0, 0.1, 0.5)),
+)
+def test_c_and_python_settle_and_place_alike(
+    seed: int, ways: int, staging: int, compute: float
+) -> None:
     rng = np.random.default_rng(seed)
     even, odd = tuple(range(0, LAYERS, 2)), tuple(range(1, LAYERS, 2))
     division = one_pool(LAYERS * ways + staging + 2, (ways,) * LAYERS, brain())
@@ -75,6 +83,7 @@ def test_c_and_python_settle_and_place_alike(seed: int, ways: int, staging: int)
         step = Routed(layer, ids, np.ones(ids.shape, np.float32), (Segment(0, 0, 1, 0),), number)
         fates, waited = rng.random(EXPERTS), 0.1 * number
         prompt, demands = bool(rng.integers(2)), int(rng.integers(2))
+        computed = int(rng.integers(3))
         for table in (plain, compiled):
             table.record(step)
             carry_on(table, fates, now)
@@ -82,10 +91,11 @@ def test_c_and_python_settle_and_place_alike(seed: int, ways: int, staging: int)
             one.times.now, one.times.waited, one.times.prompt = now, waited, prompt
             one.times.transfer = TRANSFER if number > 5 else 0.0
             one.times.demands, one.times.under_way = demands, 1
+            one.times.spent, one.times.computed = computed * compute, computed
         unwanted = slow.settle(layer, ids)
         assert unwanted == fast.settle()
         assert plain.unwanted(unwanted) == compiled.unwanted(unwanted)
-        assert slow.times.missing == fast.times.missing
+        assert slow.times.stall == fast.times.stall
         assert serve(plain, step) == serve(compiled, step)
         for ahead in (1, 2):
             guesses = rng.random(EXPERTS)

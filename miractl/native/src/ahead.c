@@ -16,13 +16,26 @@ static void mark(mira_ahead *a, int32_t layer)
     a->last_waited = a->waited;
 }
 
+/* Experts that were there took so long: others come meanwhile. */
+static void time_experts(mira_ahead *a)
+{
+    if (a->computed > 0) {
+        double *each = a->each + a->was_prompt, seconds = a->spent / a->computed;
+        *each = *each == 0 ? seconds : *each + RATE * (seconds - *each);
+    }
+    a->was_prompt = a->prompt != 0;
+}
+
 int32_t mira_ahead_settle(mira_ahead *a, mira_bets *b, mira_residency *r)
 {
-    mira_routed routed = {.layer = r->layer, .count = r->count, .ids = r->ids, .now = a->now,
-                          .transfer = a->transfer};
+    time_experts(a);
     mark(a, r->layer);
+    mira_routed routed = {.layer = r->layer, .count = r->count, .ids = r->ids, .now = a->now,
+                          .transfer = a->transfer, .compute = a->each[a->was_prompt]};
     mira_bets_settle(b, r, &routed);
-    a->missing += RATE * (routed.missing - a->missing);
+    double *stall = a->stalls + a->was_prompt;
+    *stall += RATE * (routed.stall - *stall);
+    a->stall = *stall;
     return routed.unwanted;
 }
 
@@ -42,6 +55,7 @@ void mira_ahead_place(mira_ahead *a, mira_bets *b, mira_residency *r, int32_t ah
         at->gate = a->demands * a->transfer + compute;
         at->transfer = a->transfer;
         at->compute = compute;
+        at->stall = a->stall;
     }
     at->layer = r->layer + ahead;
     at->ahead = ahead;

@@ -11,11 +11,16 @@ typedef struct {
     double transfer;             /* of one expert; 0: not known, and nothing is learned or issued */
     int32_t demands, under_way;  /* transfers that are not finished: for demands, for bets */
     int32_t prompt, horizon;     /* whether tokens of a prompt are routed; layers ahead at most */
-    double missing;              /* average of experts of a layer that were not resident */
+    double spent;                /* computing the experts of the layer before that were there */
+    int32_t computed;            /* how many they were */
+    double stall;                /* out: that a layer has to expect without bets, on average */
     int32_t layers, last;        /* layer that was routed before; -1: none */
+    int32_t was_prompt;          /* whether it was a prompt's */
     double last_now, last_waited;
     double *pace;                /* [2][layers], of prompts the second: from the layer before to this
                                   * one, waiting left out; below 0: not known */
+    double each[2], stalls[2];   /* of single tokens and of prompts: an expert's computing, 0 is not
+                                  * known; the averages of `stall` */
     mira_moment at;
 } mira_ahead;
 

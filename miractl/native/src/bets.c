@@ -1,8 +1,9 @@
 /* Which bets are worth their risk.
  *
- * A bet that comes true saves the time its transfer was under way before the layer was routed. One
- * that does not may make demands wait: for what is left of the transfer, or of its chunk. A bet is
- * proposed if by its probability the first outweighs the second, and a price for bytes in vain.
+ * A bet that comes true saves the time its transfer was under way before the layer was routed, all
+ * of them together never more than the layer would have waited. One that does not may make demands
+ * wait: for what is left of the transfer, or of its chunk. A bet is proposed if by its probability the
+ * first outweighs the second, and a price for bytes in vain.
  * Three things make that safe whatever the guesses are:
  *
  * - the probability is what became of earlier guesses alike, of absent experts;
@@ -163,12 +164,14 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
     size_t row = (size_t)at.layer * b->most;
     take(b, &at, p, there);
     int32_t room = at.room < b->most ? at.room : b->most, count = 0;
+    double saved = 0;
     for (; count < room && at.transfer > 0; count++) {
         int32_t e = likeliest(b);
         double sure = b->sure[e];
         if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, at.confidence))
             break; /* not likely enough even if it delays nobody */
         prospect found = look(b, &at);
+        found.hidden = fmin(found.hidden, at.stall - saved);
         double cost = found.sure_cost
                       + (1 - sure) * (found.vain_cost + b->price * at.transfer);
         if (found.hidden <= 0 || sure * found.hidden <= cost
@@ -181,6 +184,7 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
         b->risk[row + count] = found.risk;
         b->sure[e] = -1;
         chosen[count] = (uint16_t)e;
+        saved += sure * found.hidden;
         at.link += at.transfer;
         at.promised += found.risk;
     }
@@ -243,7 +247,7 @@ void mira_bets_settle(mira_bets *b, mira_residency *r, mira_routed *in)
     if (in->transfer <= 0)
         return;
     mira_bets_judge(b, in->layer, r->needed, in->missing > 0, in->transfer);
-    mira_bets_account(b, in->gained, in->missing ? in->lost : 0, in->transfer);
+    mira_bets_account(b, in->gained, in->lost, in->transfer);
 }
 
 void mira_bets_place(mira_bets *b, mira_residency *r, mira_moment *at, const double *guesses)

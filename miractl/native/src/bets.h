@@ -44,6 +44,7 @@ typedef struct {
     double compute;       /* of one layer that waits for nothing */
     double promised;      /* risk of what is on its way, added to by what is issued */
     double confidence;    /* the likeliest are chosen from, until their share of all is this */
+    double stall;         /* that is expected of the layer without bets; infinite: not known */
 } mira_moment;
 
 /* Choose among the experts of a layer by guesses p[experts], likeliest first; those `there` need no

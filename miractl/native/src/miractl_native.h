@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define MIRA_API __attribute__((visibility("default")))
-#define MIRA_ABI 6 /* raised with every change of this file, brain.h, bets.h or residency.h */
+#define MIRA_ABI 9 /* raised with every change of this file, brain.h, bets.h, residency.h, shares.h */
 
 enum { MIRA_OK, MIRA_NO_MEMORY, MIRA_NOT_FINITE, MIRA_BAD_EXPERT };
 enum { MIRA_I8, MIRA_I4K };
@@ -59,9 +59,16 @@ MIRA_API uint64_t mira_self_test(void);
 MIRA_API mira_pool *mira_pool_new(int threads);
 MIRA_API void mira_pool_free(mira_pool *pool);
 
-/* y[tokens, rows] = x[tokens, columns] W^T. The pool may be NULL. */
-MIRA_API int mira_multiply(mira_pool *pool, const mira_matrix *matrix, const uint8_t *block,
-                           const float *x, int32_t tokens, float *y);
+/* y[tokens, rows] = x[tokens, columns] W^T for each of `count` matrices of one format, group and
+ * number of columns; the outputs lie one after another. The pool may be NULL. */
+MIRA_API int mira_multiply(mira_pool *pool, const mira_matrix *matrices,
+                           const uint8_t *const *blocks, int32_t count, const float *x,
+                           int32_t tokens, float *y);
+
+/* y[rows, columns] = x / sqrt(mean of x^2 + eps) * scale[columns], of each row. `lanes` is 4, 8 or
+ * 16: of the vectors in which a row's squares are added, as torch does. */
+MIRA_API void mira_rms_norm(mira_pool *pool, const float *x, int32_t rows, int32_t columns,
+                            int32_t lanes, const float *scale, float eps, float *y);
 
 /* Experts on their tokens: parts[t, k] = expert ids[t, k] of x[t], for the pairs whose block is
  * not NULL; the other rows of parts stay as they are. Then, unless y is NULL,

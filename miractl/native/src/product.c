@@ -1,4 +1,4 @@
-/* One matrix on a batch of tokens. */
+/* Matrices on a batch of tokens. */
 #include "product.h"
 
 #include <stdlib.h>
@@ -70,36 +70,51 @@ void multiply_rows(const mira_matrix *m, const uint8_t *block, int first, int la
 }
 
 typedef struct {
-    const mira_matrix *m;
-    const uint8_t *block;
+    const mira_matrix *matrices;
+    const uint8_t *const *blocks;
     token_store x;
     int32_t tokens;
     float *y;
 } multiply_job;
 
+static int tasks_of(const mira_matrix *m)
+{
+    return (m->rows + TASK_ROWS - 1) / TASK_ROWS;
+}
+
 static void multiply_task(void *argument, int task, int worker)
 {
     (void)worker;
     const multiply_job *job = argument;
+    const mira_matrix *m = job->matrices;
+    const uint8_t *const *block = job->blocks;
+    float *y = job->y;
+    for (; task >= tasks_of(m); m++, block++) {
+        task -= tasks_of(m);
+        y += (size_t)job->tokens * m->rows;
+    }
     int first = task * TASK_ROWS, last = first + TASK_ROWS;
-    if (last > job->m->rows)
-        last = job->m->rows;
-    sink to = {job->y + first, job->m->rows, NULL};
-    multiply_rows(job->m, job->block, first, last, job->x.tokens, job->tokens, &to);
+    if (last > m->rows)
+        last = m->rows;
+    sink to = {y + first, m->rows, NULL};
+    multiply_rows(m, *block, first, last, job->x.tokens, job->tokens, &to);
 }
 
-int mira_multiply(mira_pool *pool, const mira_matrix *matrix, const uint8_t *block, const float *x,
-                  int32_t tokens, float *y)
+int mira_multiply(mira_pool *pool, const mira_matrix *matrices, const uint8_t *const *blocks,
+                  int32_t count, const float *x, int32_t tokens, float *y)
 {
     workspace ws = {0};
-    take_token_store(&ws, matrix, tokens);
+    take_token_store(&ws, matrices, tokens);
     ws = (workspace){.base = aligned_alloc(64, ws.used + 64)};
     if (!ws.base)
         return MIRA_NO_MEMORY;
-    multiply_job job = {matrix, block, take_token_store(&ws, matrix, tokens), tokens, y};
+    multiply_job job = {matrices, blocks, take_token_store(&ws, matrices, tokens), tokens, y};
+    int columns = matrices->columns, tasks = 0;
     for (int32_t t = 0; t < tokens; t++)
-        store_token(&job.x, t, 0, matrix->columns, x + (size_t)t * matrix->columns);
-    pool_run(pool, multiply_task, NULL, &job, (matrix->rows + TASK_ROWS - 1) / TASK_ROWS);
+        store_token(&job.x, t, 0, columns, x + (size_t)t * columns);
+    for (int32_t i = 0; i < count; i++)
+        tasks += tasks_of(matrices + i);
+    pool_run(pool, multiply_task, NULL, &job, tasks);
     free(ws.base);
     return MIRA_OK;
 }

@@ -94,9 +94,11 @@ typedef struct {
     int32_t layer, count;
     const int64_t *ids;    /* [count]: may come several times */
     double now, transfer;  /* seconds: on the clock of the transfers; of one expert */
-    int32_t missing;       /* out: of ids, those not resident, each time */
+    double compute;        /* of one expert; those that are there are computed while others come */
+    int32_t missing;       /* out: experts that are not resident */
     int32_t unwanted;      /* out: bets on it that have not begun and are not wanted, in `called` */
-    double gained, lost;   /* out: seconds that bets on it have saved; that it waits for others */
+    double stall;          /* out: seconds that it would wait, without bets, for what is missing */
+    double gained, lost;   /* out: of that saved by bets on it; that it waits for others */
 } mira_routed;
 
 /* A bet ends that nobody has called in: in vain if it was moved. */

@@ -58,8 +58,9 @@ static int mix_matrix(test_room *b, int format, int group)
     mira_dequantize(&m, b->block[0], b->w);
     mix(b, b->w, sizeof(float) * ROWS * COLUMNS);
     fill(b, b->x, TOKENS * COLUMNS, 3.f);
+    const uint8_t *block = b->block[0];
     for (int tokens = 1; tokens <= TOKENS && status == MIRA_OK; tokens++) {
-        status = mira_multiply(NULL, &m, b->block[0], b->x, tokens, b->y);
+        status = mira_multiply(NULL, &m, &block, 1, b->x, tokens, b->y);
         mix(b, b->y, sizeof(float) * tokens * ROWS);
     }
     return status;

@@ -73,18 +73,33 @@ static double left(const mira_residency *r, const mira_routed *in, int32_t slot)
     return in->transfer - (in->now - r->began[slot]);
 }
 
-void mira_judge_bets(mira_residency *r, mira_routed *in)
+/* Mark the experts of the layer and count the missing; returns how long the computing of the others
+ * outlasts their transfers: below 0 it is waited. While one comes, the one before is computed. */
+static double outlasts(mira_residency *r, mira_routed *in)
 {
     const uint8_t *role = r->role + (size_t)in->layer * r->experts;
-    in->missing = in->unwanted = 0;
-    in->gained = in->lost = 0;
+    int32_t there = 0;
+    in->missing = 0;
     memset(r->needed, 0, r->experts);
     for (int32_t i = 0; i < in->count; i++) {
-        if (in->ids[i] < 0 || in->ids[i] >= r->experts)
+        if (in->ids[i] < 0 || in->ids[i] >= r->experts || r->needed[in->ids[i]])
             continue;
         r->needed[in->ids[i]] = 1;
-        in->missing += role[in->ids[i]] != MIRA_RESIDENT;
+        if (role[in->ids[i]] == MIRA_RESIDENT)
+            there++;
+        else
+            in->missing++;
     }
+    double beside = fmin(in->compute, in->transfer);
+    return there * in->compute + (in->missing - 1) * beside - in->missing * in->transfer;
+}
+
+void mira_judge_bets(mira_residency *r, mira_routed *in)
+{
+    double slack = outlasts(r, in);
+    in->unwanted = 0;
+    in->stall = in->missing ? fmax(0, -slack) : 0;
+    in->gained = in->lost = 0;
     for (int32_t i = 0; i < r->staged; i++) {
         int32_t layer = r->staging[i] / r->experts, expert = r->staging[i] % r->experts;
         int32_t slot = r->slot[r->staging[i]], state = r->state[slot];
@@ -105,7 +120,8 @@ void mira_judge_bets(mira_residency *r, mira_routed *in)
             in->lost = fmax(in->lost, left(r, in, slot));
         }
     }
-    in->missing = in->missing < r->experts ? in->missing : r->experts;
+    in->gained = fmin(in->gained, in->stall);
+    in->lost = in->missing ? fmax(0, in->lost - fmax(0, slack)) : 0;
 }
 
 /* Free the slot, of the layer's pool, of the oldest stale bet that has ended; 0: there is none. */

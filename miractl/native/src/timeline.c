@@ -141,7 +141,7 @@ static void bet_on(run *r, int64_t step, double gate)
         pending += r->open[i].left;
     mira_moment at = {.elapsed = r->now, .link = pending, .gate = gate,
                       .transfer = r->link->transfer, .compute = r->link->compute,
-                      .confidence = r->link->confidence};
+                      .confidence = r->link->confidence, .stall = INFINITY};
     for (int32_t ahead = 1; ahead <= r->link->horizon && step + ahead < steps(r); ahead++) {
         int64_t target = step + ahead;
         mark(r, target);
