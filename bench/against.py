@@ -8,7 +8,8 @@ from it our packs and GGUF files.
 
 In each round every contender has a turn: a process of its own on the processors of --cpus loads the
 model, runs once uncounted and then once counted. With --limit its files are dropped from memory
-before, it runs in a control group with that share of the model's bytes, and nothing goes uncounted.
+before, it runs in a control group with that share of the model's bytes, and nothing goes uncounted;
+direct sequential reads of the same files, before and after the run, say what the disk does then.
 bench/write_benchmarks.py makes docs/benchmarks.md of the results in bench/results.
 """
 
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,23 +33,13 @@ from typing import Any
 import torch
 import transformers
 from cgroup_plan import Group
+from read_experts import BLOCK, rate
+from workshop import NODE, WHEELS, Contender, Workshop, contenders
 
-from miractl.units import parse_share
+from miractl.probe.direct_file import DirectFile
+from miractl.units import MIB, parse_share
 
-HERE = Path(__file__).parent
-NODE = "node-llama-cpp@3.22.1"
-WHEELS = (["numpy", "gguf"], ["--no-deps", "ik_llama_cpp_python==0.1.5"])
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """How one engine is run: a command of the protocol of bench/contender.py."""
-
-    name: str
-    weights: str  # what they are stored as
-    command: tuple[str, ...]
-    files: Path  # file or folder that the weights are read from
-    limited: bool  # what it does with less memory than the model takes is asked
+SPAN = 256 * MIB  # of a sequential read
 
 
 @dataclass(slots=True)
@@ -58,84 +49,10 @@ class Found:
     laps: dict[str, list[dict[str, float]]] = field(
         default_factory=lambda: {"prefill": [], "decode": []}
     )
-    read_bytes: list[int] = field(default_factory=list)  # from the disk, in counted runs
+    sequential: list[float] = field(default_factory=list)  # bytes a second, around counted runs
+    planned_bytes: list[int] = field(default_factory=list)  # for the process, by itself
     peak_bytes: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-
-
-class Workshop:
-    """The folder with environments and models; makes what is missing."""
-
-    def __init__(self, data: Path, layers: int, experts: int) -> None:
-        self.data, self.layers, self.experts = data.resolve(), layers, experts
-        self.models = self.data / f"{layers}x{experts}"
-        self.python = self.data / "peers" / "bin" / "python"
-
-    def make(self, *words: object, of: Path) -> Path:
-        """Run a command unless what it makes is there."""
-        if not of.exists():
-            print("making", of, flush=True)
-            subprocess.run([str(word) for word in words], check=True, cwd=HERE.parent)
-        return of
-
-    def environments(self) -> None:
-        """The peers' Python and node packages."""
-        self.make(sys.executable, "-m", "venv", self.data / "peers", of=self.python)
-        site = next((self.data / "peers" / "lib").glob("python3*")) / "site-packages"
-        for words, made in zip(WHEELS, ("gguf", "ik_llama_cpp"), strict=True):
-            self.make(self.python, "-m", "pip", "install", "-q", *words, of=site / made)
-        node = self.data / "node" / "node_modules" / "node-llama-cpp"
-        prefix = ("--prefix", self.data / "node")
-        self.make("npm", "install", "--silent", "--ignore-scripts", *prefix, NODE, of=node)
-
-    @property
-    def source(self) -> Path:
-        """The bfloat16 checkpoint."""
-        words = ("--layers", self.layers, "--experts", self.experts, "--vocabulary", 32768)
-        folder = self.models / "source"
-        script = HERE / "make_checkpoint.py"
-        self.make(
-            sys.executable, script, folder, *words, of=folder / "model.safetensors.index.json"
-        )
-        return folder
-
-    def gguf(self, kind: str) -> Path:
-        """A file with every large tensor of one type."""
-        out = self.models / f"{kind}.gguf"
-        return self.make(
-            *(self.python, HERE / "write_gguf.py", self.source, out, "--type", kind), of=out
-        )
-
-    def packed(self, kind: str) -> Path:
-        """Our own folder; attention and head in int8."""
-        out = self.models / kind
-        kinds = ("--experts", kind, "--dense", "int8")
-        return self.make(
-            *(sys.executable, "-m", "miractl", "pack", self.source, "-o", out, *kinds), of=out
-        )
-
-
-def contenders(shop: Workshop, limit: int | None, threads: int) -> Iterator[Contender]:
-    """Everything that is compared."""
-    ours = (sys.executable, str(HERE / "contender.py"))
-    for kind in ("int4", "int8"):
-        folder = shop.packed(kind)
-        yield Contender("miractl", kind, (*ours, "miractl", str(folder)), folder, True)
-    node = (str(shop.data / "node"), str(threads))
-    for kind in ("Q4_K", "Q8_0"):
-        file = shop.gguf(kind)
-        llama = ("node", str(HERE / "contender_llama.mjs"), node[0], str(file), node[1])
-        yield Contender("llama.cpp", kind, llama, file, True)
-        ik = (str(shop.python), str(HERE / "contender_ik.py"), str(file), "--threads", str(threads))
-        yield Contender("ik_llama", kind, ik, file, True)
-    source = shop.source
-    for experts in ("eager", "grouped_mm"):
-        stock = (*ours, "transformers", str(source), "--experts", experts)
-        yield Contender(f"transformers {experts}", "float32", stock, source, False)
-    if limit is not None:
-        offload = ("--cpu-memory", str(limit // 2), "--offload", str(shop.models / "offload"))
-        words = (*ours, "accelerate", str(source), *offload)
-        yield Contender("accelerate", "bfloat16", words, source, True)
 
 
 @contextlib.contextmanager
@@ -176,10 +93,16 @@ def ask(process: Any, prompt: list[int], tokens: int, until: float) -> dict[str,
     return answer(process, until)
 
 
-def read_bytes(pid: int) -> int:
-    """What a process has had from the disk."""
-    found = re.search(r"^read_bytes: (\d+)", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
+def sequential(path: Path) -> float:
+    """Bytes a second of direct reads, one after the other, somewhere in a file."""
+    blocks = path.stat().st_size // BLOCK
+    first = random.randrange(max(1, blocks - SPAN // BLOCK))
+    file = DirectFile(path)
+    try:
+        numbers = range(first, min(blocks, first + SPAN // BLOCK))
+        return rate(lambda room, n: file.read_into([room], n * BLOCK), BLOCK, numbers, 2)[0]
+    finally:
+        file.close()
 
 
 def forget(files: Path) -> None:
@@ -190,26 +113,30 @@ def forget(files: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def turn(contender: Contender, options: argparse.Namespace, limit: int | None, to: Found) -> None:
+def turn(contender: Contender, options: argparse.Namespace, to: Found) -> None:
     """One counted run."""
     until = time.monotonic() + options.patience
-    group = Group(limit) if limit else None
-    if limit:
+    group = Group(contender.limit) if contender.limit else None
+    if group:
         forget(contender.files)
     prompts = [[random.randrange(1, 32768) for _ in range(options.prompt)] for _ in range(2)]
     try:
         with child(contender, options, group) as process:
-            answer(process, until)
-            if not limit:
+            planned = answer(process, until).get("planned_bytes")
+            if not group:
                 ask(process, prompts[0], options.tokens, until)
-            before = read_bytes(process.pid)
+            before = sequential(contender.largest) if group else None
             for name, lap in ask(process, prompts[1], options.tokens, until).items():
                 to.laps[name].append(lap)
-            to.read_bytes.append(read_bytes(process.pid) - before)
+            if before:
+                to.sequential.append((before + sequential(contender.largest)) / 2)
             status = Path(f"/proc/{process.pid}/status").read_text()
             peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
             to.peak_bytes.append(int(peak[1]) * 1024 if peak else 0)
-    except (TimeoutError, EOFError, BrokenPipeError) as error:
+            to.planned_bytes += [planned] if planned else []
+    except TimeoutError:
+        to.errors.append(f"not done after {options.patience:.0f} s")
+    except (EOFError, BrokenPipeError) as error:
         killed = ", killed for memory" if group and group.kills else ""
         to.errors.append(f"{error}{killed}")
     finally:
@@ -217,7 +144,7 @@ def turn(contender: Contender, options: argparse.Namespace, limit: int | None, t
             group.close()
 
 
-def rate(found: Found, part: str, clock: str) -> float | None:
+def pace(found: Found, part: str, clock: str) -> float | None:
     """The median of tokens a second; None if no turn went well."""
     laps = found.laps[part]
     return median(lap["tokens"] / lap[clock] for lap in laps) if laps else None
@@ -227,7 +154,7 @@ def show(results: Mapping[str, tuple[Contender, Found]]) -> None:
     """A table of medians."""
     print(f"{'':32}{'prefill/s':>11}{'a CPU s':>9}{'decode/s':>10}{'a CPU s':>9}")
     for name, (_, found) in results.items():
-        cells = [rate(found, p, c) for p in found.laps for c in ("seconds", "cpu_seconds")]
+        cells = [pace(found, p, c) for p in found.laps for c in ("seconds", "cpu_seconds")]
         text = ["n/a" if cell is None else f"{cell:.3g}" for cell in cells]
         print(f"{name:32}{text[0]:>11}{text[1]:>9}{text[2]:>10}{text[3]:>9}", *found.errors[:1])
 
@@ -266,29 +193,22 @@ def main() -> None:
     shop = Workshop(options.data, options.layers, options.experts)
     shop.environments()
     limit = options.limit and int(options.limit * shop.gguf("Q4_K").stat().st_size)
+    wanted = re.compile(options.only).search
     results = {
         f"{each.name} {each.weights}": (each, Found())
-        for each in contenders(shop, limit, options.threads)
-        if (each.limited or not limit) and re.search(options.only, f"{each.name} {each.weights}")
+        for each in contenders(shop, wanted, limit, options.threads)
     }
     for number in range(options.rounds):
         for name, (contender, found) in results.items():
             print(f"round {number + 1} of {options.rounds}: {name}", file=sys.stderr, flush=True)
             if len(found.errors) < 2:  # twice is enough to know
-                turn(contender, options, limit, found)
+                turn(contender, options, found)
     show(results)
     if options.out:
         shape = {"layers": options.layers, "experts": options.experts, "limit_bytes": limit}
         run = {name: vars(options)[name] for name in ("rounds", "threads", "prompt", "tokens")}
         rows = [
-            {
-                "name": each.name,
-                "weights": each.weights,
-                "laps": found.laps,
-                "read_bytes": found.read_bytes,
-                "peak_bytes": found.peak_bytes,
-                "errors": found.errors,
-            }
+            {"name": each.name, "weights": each.weights, "limit_bytes": each.limit, **asdict(found)}
             for each, found in results.values()
         ]
         facts = {"schema": "miractl.against/1", "machine": machine(), **shape, **run}

@@ -3,6 +3,7 @@
  *     node bench/contender_llama.mjs FOLDER-WITH-NODE_MODULES FILE.gguf THREADS
  *
  * The protocol is that of bench/contender.py. */
+import {readFileSync} from "node:fs";
 import {createRequire} from "node:module";
 import {createInterface} from "node:readline";
 import {pathToFileURL} from "node:url";
@@ -16,11 +17,15 @@ const context = await model.createContext({contextSize: 1024, batchSize: 512,
                                            threads: Number(threads)});
 const sequence = context.getSequence();
 
+// What this process has had from the disk.
+const readBytes = () => Number(/^read_bytes: (\d+)/m.exec(readFileSync("/proc/self/io"))[1]);
+
 async function lap(tokens, block) {
-    const cpu = process.cpuUsage(), begun = performance.now();
+    const read = readBytes(), cpu = process.cpuUsage(), begun = performance.now();
     await block();
     const {user, system} = process.cpuUsage(cpu);
-    return {tokens, seconds: (performance.now() - begun) / 1e3, cpu_seconds: (user + system) / 1e6};
+    return {tokens, seconds: (performance.now() - begun) / 1e3, cpu_seconds: (user + system) / 1e6,
+            read_bytes: readBytes() - read};
 }
 
 async function run({prompt, tokens}) {

@@ -10,6 +10,7 @@ through it with the pages dropped behind. Turns alternate; the rate counts the e
 
 import argparse
 import itertools
+import math
 import mmap
 import os
 import random
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 from write_benchmarks import save_table
 
@@ -28,6 +30,7 @@ from miractl.units import GIB, MIB, format_rate
 
 SIZE = 4 * GIB
 BLOCK = 8 * MIB
+SEQUENTIAL = "sequential"
 ROUND = 96 * MIB  # bytes of one measurement: short, because the rate of shared disks drifts
 Read = Callable[[memoryview, int], None]  # (room for a record, its number)
 
@@ -57,7 +60,7 @@ def ways(file: DirectFile, cached: int, record: int) -> dict[str, tuple[int, Rea
             os.posix_fadvise(cached, begin, at + size - begin + PAGE, os.POSIX_FADV_DONTNEED)
 
     return {
-        "sequential": (BLOCK, whole(BLOCK)),
+        SEQUENTIAL: (BLOCK, whole(BLOCK)),
         "packed": (record, whole(record)),
         "unpacked": (record, apart),
         "unpacked, through the page cache": (record, through_cache),
@@ -82,6 +85,43 @@ def rate(read: Read, size: int, numbers: Sequence[int], depth: int) -> tuple[flo
         return len(numbers) * size / seconds, (time.process_time() - cpu) / seconds
 
 
+def share(rates: Sequence[float]) -> tuple[float, float, float]:
+    """The median and the ends of its 95 % interval, by the ranks of a sign test."""
+    ordered, half = sorted(rates), len(rates) / 2
+    width = 0.98 * math.sqrt(len(rates))
+    low, high = max(0, math.floor(half - width)), min(len(rates) - 1, math.ceil(half + width) - 1)
+    return median(ordered), ordered[low], ordered[high]
+
+
+def turns(
+    kinds: dict[str, tuple[int, Read]], depths: Sequence[int], rounds: int
+) -> dict[tuple[str, int], list[tuple[float, float, float]]]:
+    """Rate, processor time, and share of the sequential reads right before and right after."""
+    taken: dict[tuple[str, int], list[tuple[float, float, float]]] = {
+        (name, depth): [] for depth, name in itertools.product(depths, kinds)
+    }
+
+    def turn(name: str, depth: int) -> tuple[float, float]:
+        size, read = kinds[name]
+        room, count = SIZE // size - 2, ROUND // size
+        first = random.randrange(room - count)
+        numbers = random.sample(range(room), count)
+        if name == SEQUENTIAL:
+            numbers = list(range(first, first + count))
+        return rate(read, size, numbers, depth)
+
+    others = [name for name in kinds if name != SEQUENTIAL]
+    for _, depth in itertools.product(range(rounds), depths):
+        bounds = [turn(SEQUENTIAL, depth)]
+        for name in random.sample(others, len(others)):
+            own = turn(name, depth)
+            bounds.append(turn(SEQUENTIAL, depth))
+            bound = (bounds[-2][0] + bounds[-1][0]) / 2
+            taken[name, depth].append((*own, own[0] / bound))
+        taken[SEQUENTIAL, depth] += [(*bound, 1.0) for bound in bounds]
+    return taken
+
+
 def main() -> None:
     """Run everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -101,34 +141,23 @@ def main() -> None:
         file = DirectFile(Path(f"/proc/self/fd/{made.fileno()}"))
         os.posix_fadvise(made.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         kinds = ways(file, made.fileno(), options.record)
-        taken: dict[tuple[str, int], list[tuple[float, float]]] = {
-            (name, depth): [] for depth, name in itertools.product(options.depths, kinds)
-        }
-        for _ in range(options.rounds):
-            for (name, depth), rates in taken.items():
-                size, read = kinds[name]
-                room, count = SIZE // size - 2, ROUND // size
-                first = random.randrange(room - count)
-                numbers = random.sample(range(room), count)
-                if name == "sequential":
-                    numbers = list(range(first, first + count))
-                rates.append(rate(read, size, numbers, depth))
+        taken = turns(kinds, options.depths, options.rounds)
         file.close()
     rows = []
-    for (name, depth), rates in taken.items():
-        spread = Spread.of([r for r, _ in rates])
+    for (name, depth), found in taken.items():
+        spread = Spread.of([own for own, _, _ in found])
         figures = [format_rate(value) for value in (spread.median, spread.low, spread.high)]
-        cpu = Spread.of([c for _, c in rates]).median
-        pairs = zip(rates, taken["sequential", depth], strict=True)
-        share = Spread.of([own / bound for (own, _), (bound, _) in pairs]).median
-        rows.append([name, str(depth), *figures, f"{share:.0%}", f"{cpu:.0%}"])
+        cpu = median(used for _, used, _ in found)
+        middle, low, high = share([each for _, _, each in found])
+        part = "" if name == SEQUENTIAL else f"{middle:.0%} ({low:.0%}-{high:.0%})"
+        rows.append([name, str(depth), *figures, part, f"{cpu:.0%}"])
     headers = ("reads", "at once", "median", "lowest", "highest", "of sequential", "CPU")
     print(table(rows, headers))
     if options.out:
         note = (
-            f"Records of {options.record:,} bytes, {options.rounds} rounds in turns. Shares are "
-            "medians of each turn over the sequential one of the same round; CPU is of one "
-            "processor."
+            f"Records of {options.record:,} bytes, {options.rounds} rounds. Shares are of the mean "
+            "of the sequential turns right before and right after, medians with their 95 % "
+            "intervals; CPU is of one processor."
         )
         save_table(options.out, "Reading experts from the disk", note, headers, rows)
 

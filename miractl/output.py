@@ -129,4 +129,9 @@ class Output:
         if not self.use_unicode(stream):
             text = text.translate(_PLAIN)
         encoding = stream.encoding or "utf-8"
-        stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        try:
+            stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        except OSError as error:
+            # Nothing is worth less than a log on a full disk: a server goes on without it.
+            if stream is not sys.stderr or isinstance(error, BrokenPipeError):
+                raise

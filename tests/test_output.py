@@ -1,5 +1,6 @@
 """Output and log: streams, colour, characters that a terminal lacks, tables, JSON lines."""
 
+import errno
 import io
 import json
 import logging
@@ -88,6 +89,21 @@ def test_streams(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == 'data\n{\n  "a": null\n}\n'
     assert captured.err == "note\nwarning: careful\nerror: broken\nhint:  mend\n"
+
+
+class Full(io.StringIO):
+    """A stream into a file on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_behind_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Full())
+    Output().note("lost")
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(OSError, match="No space left"):
+        Output().data("missed")
 
 
 def test_closed_streams(monkeypatch: pytest.MonkeyPatch) -> None:

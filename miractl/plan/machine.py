@@ -128,6 +128,14 @@ def machine_for(
     return _with_given(machine, given)
 
 
+def without(machine: PlanMachine, own: int) -> PlanMachine:
+    """The machine as it would be without `own` bytes of this process: a plan counts them itself."""
+    total, free = machine.host_memory, machine.host_free
+    if not total.is_known or not free.is_known:
+        return machine
+    return replace(machine, host_free=Quantity(min(total.size, free.size + own), free.origin))
+
+
 def _host(snapshot: HardwareSnapshot | None) -> PlanMachine:
     machine = PlanMachine(name="this machine, no GPU", device="cpu")
     if snapshot is None:

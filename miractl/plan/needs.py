@@ -35,7 +35,8 @@ class Needs:
     dtype: str  # BF16, F16 or F32
     kv_bound: int = KV_MEMORY  # bytes for keys and values; one request gets what it needs
     record: int | None = None  # bytes of an expert where it is computed from its record
-    kernels: bool = False  # whether it runs on a CPU that has the kernels
+    on_cpu: bool = False  # whether it is computed there
+    kernels: bool = False  # and by the kernels, as far as they can
 
     @property
     def element(self) -> int:
@@ -81,12 +82,22 @@ class Needs:
         return min(asked, self.context * self.request.concurrency)
 
     def weights(self) -> Amount:
-        """Everything but the routed experts."""
-        count, (dense, blocks) = self.geometry.non_expert_parameters, self.dense()
+        """Everything but the routed experts and what stays in its file."""
+        left = self.left_in_file
+        count, (dense, blocks) = self.geometry.non_expert_parameters - left, self.dense()
         text = f"{count - dense:,} parameters × {self.element} B"
         if blocks:
             text += f" + {dense:,} as int8, {format_bytes(blocks)}"
+        if left:
+            text += "; the embedding stays in its file"
         return Amount((count - dense) * self.element + blocks, text)
+
+    @property
+    def left_in_file(self) -> int:
+        """Parameters of an embedding that is read by rows: on a CPU, where no head needs it."""
+        g = self.geometry
+        has_head = not g.tied or (g.dense and self.kernels)
+        return g.vocabulary * g.hidden if self.on_cpu and has_head else 0
 
     def dense(self) -> tuple[int, int]:
         """Parameters that become int8 blocks, and the bytes of these; a tied head's is one more."""

@@ -96,6 +96,7 @@ def plan_for(
     needs = Needs(
         *(geometry, request, request.dtype or ("F32" if machine.device == "cpu" else "BF16")),
         record=geometry.record_bytes(machine.device),
+        on_cpu=machine.device == "cpu",
         kernels=machine.device == "cpu" and available(),
     )
     bound = request.kv_memory

@@ -10,7 +10,7 @@ from miractl.profiles import PARAMETERS
 from miractl.units import MIB
 
 CONTEXT = 8192  # tokens, unless the model ends earlier
-HEADROOM = 512 * MIB  # left alone on a GPU, and on a host
+HEADROOM = 512 * MIB  # left alone on a GPU, and on a host; of small memories a sixteenth
 P95 = 0.050  # seconds a token, below which staging cannot help coarse experts
 MB = 10**6  # the unit of dma_buffer_size_mb
 

@@ -31,18 +31,32 @@ def _bounce() -> mmap.mmap:
 
 
 class DirectFile:
-    """An open file. Reads are thread-safe: each names its own position."""
+    """An open file. Reads are thread-safe: each names its own position.
 
-    def __init__(self, path: Path) -> None:
+    One that `is_cached` is read through the page cache, and its pages stay there: for small ranges
+    that are wanted again and again.
+    """
+
+    def __init__(self, path: Path, *, is_cached: bool = False) -> None:
         """Raises OSError."""
-        self.path = path
-        self._descriptor, self.is_direct = _open(path)
+        self.path, self._is_cached = path, is_cached
+        self._descriptor, self.is_direct = (
+            (os.open(path, os.O_RDONLY), False) if is_cached else _open(path)
+        )
         self._opened = os.fstat(self._descriptor)
         self.size = self._opened.st_size
 
     def close(self) -> None:
         """Close it."""
         os.close(self._descriptor)
+
+    def expect(self, start: int, nbytes: int) -> None:
+        """Ranges of so many bytes from `start` on will be wanted: into the page cache with them.
+
+        No longer than there is memory for them, and without what lies around later reads.
+        """
+        os.posix_fadvise(self._descriptor, start, nbytes, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_into(self, views: Sequence[memoryview], start: int) -> int:
         """Fill buffers of bytes, one after the other, from one stretch of the file.
@@ -59,7 +73,7 @@ class DirectFile:
                 got, fetched = self._read_around(views, start, needed)
             else:
                 got = fetched = self._read(views, start)
-            if not self.is_direct:
+            if not self.is_direct and not self._is_cached:
                 _drop(self._descriptor, start, needed)
             now = os.fstat(self._descriptor)
         except OSError as error:
@@ -71,13 +85,21 @@ class DirectFile:
                 f"{self.path} now ends at byte {now.st_size:,}, a read from byte {start:,} needs "
                 f"{needed:,} bytes"
             )
-        if (now.st_size, now.st_mtime_ns) != (self.size, self._opened.st_mtime_ns):
+        if self._is_other(now):
             raise MiractlError(
                 f"{self.path} was written to since it was opened: its bytes from {start:,} cannot "
                 "be trusted",
                 hint="restart the server, with the file that is there now",
             )
         return fetched
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it was written to or cut since it was opened, so that reads fail."""
+        return self._is_other(os.fstat(self._descriptor))
+
+    def _is_other(self, now: os.stat_result) -> bool:
+        return (now.st_size, now.st_mtime_ns) != (self.size, self._opened.st_mtime_ns)
 
     def _read(self, views: Sequence[memoryview], start: int) -> int:
         """Fill the buffers as far as the file goes; returns the bytes."""

@@ -2,6 +2,8 @@
 
 import re
 
+import psutil
+
 from miractl.probe.cgroup import memory_groups
 from miractl.probe.facts import Host, Limit
 from miractl.probe.machine import Machine
@@ -37,3 +39,8 @@ def probe(machine: Machine) -> Host:
         groups=memory_groups(machine),
         memlock=_memlock(machine),
     )
+
+
+def own_bytes() -> int:
+    """What this process has in memory, libraries included."""
+    return int(psutil.Process().memory_info().rss)

@@ -69,6 +69,11 @@ class EmulatedLink:
             left = 0.0 if self._running is None else self._free_at - now
             return left + self._waiting().count(DEMAND) * self.seconds_each
 
+    @property
+    def stalled(self) -> float:
+        """Never: this link does not fail."""
+        return 0.0
+
     def submit(
         self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
     ) -> Ticket:

@@ -49,9 +49,11 @@ from miractl.runtime.transfer import TransferQueue, Transfers
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 from miractl.telemetry.timeline import Timeline
+from miractl.units import format_seconds
 
 log = logging.getLogger(__name__)
 
+STALLED = 10.0  # seconds without an end of any read, from which on the disk is said to hang
 MB = 10**6  # the unit of dma_buffer_size_mb
 
 
@@ -182,7 +184,8 @@ class Engine:
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         layout = slot_layout(outline, device, dtype)
         refuse_link(options, layout, device)
-        plan = slots_for(options, outline, layout, device, dtype)
+        dense = _dense_shapes(options, outline, device)
+        plan = slots_for(options, outline, layout, device, dtype, dense)
         if options.emulate_link is not None:
             everything = plan.expert_bytes * outline.experts * len(outline.layers)
             refuse_too_large(everything, this_machine(device))
@@ -190,7 +193,6 @@ class Engine:
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         checkpoint = Checkpoint(options.model_path, outline)
         threads = pick_threads(outline, options.threads) if device.type == "cpu" else 1
-        dense = _dense_shapes(options, outline, device)
         pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
         blocks = DenseBlocks(dense, pool) if dense else None
         model = checkpoint.load_others(dtype, device, blocks, **options.model_options)
@@ -222,6 +224,12 @@ class Engine:
     def expert_rows(self) -> list[ExpertRow]:
         """One row for every (layer, expert), used or not."""
         return facts.expert_rows(self)
+
+    def fault(self) -> str | None:
+        """Why requests fail or wait: a read that hangs, a file that was changed; None: neither."""
+        if (seconds := self.cache.transfers.stalled) >= STALLED:
+            return f"no read from {self.options.model_path} has ended for {format_seconds(seconds)}"
+        return self.source.fault()
 
     def timeline(self, last: int) -> Timeline:
         """Where the time of the last steps went."""

@@ -21,6 +21,7 @@ from miractl.checkpoint.shards import tensor_ranges
 from miractl.errors import MiractlError
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.dense import DecodedTensor, DenseBlocks
+from miractl.runtime.embedding import install, plain_table, stand_in
 from miractl.runtime.files import CheckpointFiles, LazyTensor
 from miractl.runtime.hollow import hollowed
 from miractl.runtime.outline import Outline
@@ -54,13 +55,6 @@ class Checkpoint:
         self._others = {n: t for n, t in tensors.items() if n not in experts.names}
 
     @property
-    def embedding(self) -> str:
-        """Name of the token embedding, which a tied head's block is made from."""
-        own = self.outline.model.get_input_embeddings()
-        names = (name for name, module in self.outline.model.named_modules() if module is own)
-        return f"{next(names)}.weight"
-
-    @property
     def other_ranges(self) -> dict[str, TensorRange]:
         """Everything but the experts, as the files name it: codes and scales by themselves."""
         kept = {part for tensor in self._others.values() for part in tensor.ranges}
@@ -92,8 +86,15 @@ class Checkpoint:
             stored = outline.manifest is not None and outline.manifest.dense
             take = dense.read if stored else dense.lazy
             state |= take(self._files, self._others, dtype)
+        table = None
+        if outline.leaves_embedding(device, dense.shapes if dense else ()):
+            table = plain_table(self._others.get(outline.embedding))
+        if table is not None:
+            state[outline.embedding] = stand_in(table, dtype)
         with hollowed(classes):
             model = self._load(state, dtype=dtype, device_map=device, **options)
+        if table is not None:
+            install(model, outline.embedding, table, self._files)
         if dense is not None:
             dense.install(model)
         return model

@@ -1,7 +1,7 @@
 """A model without its weights: which modules hold experts, and of what shape these are."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,10 +11,12 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from miractl.checkpoint.dense import HEAD
 from miractl.checkpoint.encoding import stored_tensors
 from miractl.checkpoint.packed import Manifest, is_packed, read_manifest
 from miractl.errors import MiractlError
 from miractl.runtime.arena import Shapes
+from miractl.runtime.embedding import is_tied
 from miractl.runtime.hollow import expert_count, is_experts, looks_like_experts, own_parameters
 
 
@@ -42,6 +44,19 @@ class Outline:
                 " common record"
             )
         return self.kinds[0]
+
+    @property
+    def embedding(self) -> str:
+        """Name of the token embedding, which a tied head's block is made from."""
+        own = self.model.get_input_embeddings()
+        names = (name for name, module in self.model.named_modules() if module is own)
+        return f"{next(names)}.weight"
+
+    def leaves_embedding(self, device: torch.device, dense: Iterable[str]) -> bool:
+        """Whether the embedding stays in its file; `dense` names what is computed as int8."""
+        stored = self.manifest.dense.keys() & set(dense) if self.manifest else set()
+        has_head = not is_tied(self.model) or any(name.endswith(HEAD) for name in stored)
+        return device.type == "cpu" and has_head
 
 
 def read_outline(folder: Path, experts_path: str | None = None) -> Outline:

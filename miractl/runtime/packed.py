@@ -39,6 +39,10 @@ class PackedSource:
         """Close the files."""
         self._files.close()
 
+    def fault(self) -> str | None:
+        """Why experts can no longer be read, or None."""
+        return self._files.fault()
+
     def stored_bytes(self, key: ExpertKey) -> int:
         """Bytes of one record."""
         return self._manifest.record.nbytes

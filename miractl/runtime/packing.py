@@ -272,7 +272,7 @@ def _write_dense(job: _Job) -> None:
     shapes, checkpoint = job.manifest.dense, job.checkpoint
 
     def block(name: str) -> list[bytes]:
-        own = name if checkpoint.ranges_of([name]) else checkpoint.embedding
+        own = name if checkpoint.ranges_of([name]) else checkpoint.outline.embedding
         return [codes(name, checkpoint.numbers(own).float(), shapes[name]).tobytes()]
 
     sizes = {name: shape.nbytes for name, shape in shapes.items()}

@@ -53,6 +53,9 @@ class ExpertSource(Protocol):
     def close(self) -> None:
         """Close the files."""
 
+    def fault(self) -> str | None:
+        """Why experts can no longer be read, or None."""
+
     def stored_bytes(self, key: ExpertKey) -> int:
         """Bytes of one expert on disk."""
 
@@ -70,6 +73,10 @@ class CheckpointSource:
     def close(self) -> None:
         """Close the files."""
         self.files.close()
+
+    def fault(self) -> str | None:
+        """Why experts can no longer be read, or None."""
+        return self.files.fault()
 
     def stored_bytes(self, key: ExpertKey) -> int:
         """Bytes of one expert on disk."""

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.loading import Checkpoint
+from miractl.runtime.stopwatch import kernel_reads
 from miractl.runtime.verify import refuse_too_large
 from miractl.telemetry.snapshot import Snapshot
 
@@ -25,11 +26,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """Seconds of one part of one round, on the clock and of all processors."""
+    """One part of one round: seconds on the clock and of all processors, bytes from storage."""
 
     tokens: int
     seconds: float
     cpu_seconds: float
+    read_bytes: int | None  # as the kernel counts; None where it does not say
 
     @property
     def rate(self) -> float:
@@ -56,6 +58,7 @@ class Contender:
 
     model: PreTrainedModel
     snapshot: Callable[[], Snapshot] | None = None
+    device: torch.device | None = None  # that prompts go to; None: where the model is
     prefill: list[Lap] = field(default_factory=list)
     decode: list[Lap] = field(default_factory=list)
     _uses: list[tuple[int, int, int]] = field(default_factory=list)  # lookups, hits, bytes
@@ -72,7 +75,7 @@ class Contender:
     @torch.no_grad()
     def run(self, prompt: torch.Tensor, tokens: int) -> None:
         """One round: a prompt [1, P], then `tokens` more, the likeliest each."""
-        device = self.model.device
+        device = self.device or self.model.device
         step = _stepper(self.model)
         with _lap(self.prefill, prompt.shape[1], device):
             ids, past = step(prompt.to(device), None)
@@ -180,10 +183,13 @@ def _stepper(model: PreTrainedModel) -> Step:
 def _lap(laps: list[Lap], tokens: int, device: torch.device) -> Iterator[None]:
     """Take the time of a block, the device's work included."""
     _finish(device)
-    begun, cpu = time.perf_counter(), time.process_time()
+    reads = kernel_reads()
+    before, begun, cpu = reads(), time.perf_counter(), time.process_time()
     yield
     _finish(device)
-    laps.append(Lap(tokens, time.perf_counter() - begun, time.process_time() - cpu))
+    seconds, used, after = time.perf_counter() - begun, time.process_time() - cpu, reads()
+    read = None if before is None or after is None else after - before
+    laps.append(Lap(tokens, seconds, used, read))
 
 
 def _finish(device: torch.device) -> None:

@@ -9,6 +9,7 @@ import torch
 from miractl.probe import memory_rate as probe
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.dense import DenseLinear
+from miractl.runtime.embedding import is_tied
 from miractl.telemetry.timeline import Machine, Moved
 from miractl.units import MIB
 
@@ -36,8 +37,7 @@ def moved(cache: ExpertCache) -> Moved:
 def dense_weights(model: torch.nn.Module) -> list[npt.NDArray[np.uint8]]:
     """All that every step reads, as bytes: of an embedding that is no head it reads only rows."""
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    spared = embedding.data_ptr() if getattr(head, "weight", None) is not embedding else None
+    spared = None if is_tied(model) else embedding.data_ptr()  # type: ignore[arg-type]
     found = {
         tensor.data_ptr(): tensor.detach().reshape(-1).view(torch.uint8).numpy()
         for tensor in model.parameters()

@@ -105,6 +105,10 @@ class Transfers(Protocol):
     def backlog(self) -> float:
         """Seconds until a demand that is submitted now could begin."""
 
+    @property
+    def stalled(self) -> float:
+        """Seconds that transfers have been under way and none has come back."""
+
     def submit(
         self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
     ) -> Ticket:
@@ -194,6 +198,14 @@ class TransferQueue:
     def backlog(self) -> float:
         """Seconds until a demand that is submitted now could begin."""
         return self.pending[0] * self.seconds_each
+
+    @property
+    def stalled(self) -> float:
+        """Seconds that transfers have been under way and none has come back."""
+        with self._lock:
+            if not self._running:
+                return 0.0
+            return self._clock() - max(self._busy_since, self._finished_at)
 
     def poll(self) -> None:
         """Nothing to do: the workers keep the states."""

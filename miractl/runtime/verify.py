@@ -13,6 +13,7 @@ to give the very bits of a run with every expert resident.
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -237,6 +238,11 @@ class _Reckless(Ahead):
 
     def __init__(self, usual: Ahead) -> None:
         super().__init__(usual.bets, usual.table, 1, 1.0, 0.0)
+
+    def settle(self) -> int:
+        unwanted = super().settle()
+        self.times.stall = math.inf  # no wait is too short to bet
+        return unwanted
 
     def place(self, ahead: int, guesses: npt.NDArray[np.float64]) -> list[list[int]]:
         layer = self.table.layer + ahead

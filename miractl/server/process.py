@@ -10,8 +10,11 @@ import asyncio
 import contextlib
 import errno
 import functools
+import logging
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any
@@ -27,7 +30,9 @@ from miractl.units import format_seconds
 
 Load = Callable[[], EngineLike]
 Note = Callable[[str], None]
+log = logging.getLogger(__name__)
 ABORT_SECONDS = 0.3  # for the last words to the open requests
+REPEAT_SECONDS = 10.0  # between two lines about connections that the system refuses
 CLOSE_SECONDS = 3.0  # for the engine: its threads, what it has recorded and learned
 
 
@@ -105,6 +110,7 @@ class Process:
 
     async def _serve(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors(time.monotonic))
         loaded: asyncio.Future[EngineLike] = loop.create_future()
         # Not an executor: those are waited for at the end, and a model may load for minutes.
         threading.Thread(target=self._load_into, args=(loaded, loop), daemon=True).start()
@@ -157,6 +163,25 @@ class Process:
         self.service.abort()
         await asyncio.sleep(ABORT_SECONDS)
         self._server.drop()
+
+
+class LoopErrors:
+    """What the event loop reports: a server out of handles hears of it thousands of times a second.
+
+    Errors of the system are one line, at most once in `REPEAT_SECONDS`; others as asyncio has them.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._last = clock, -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception handler."""
+        error = context.get("exception")
+        if not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif (now := self._clock()) - self._last >= REPEAT_SECONDS:
+            self._last = now
+            log.error("%s: %s", context["message"], error.strerror or error)
 
 
 class _Uvicorn(uvicorn.Server):

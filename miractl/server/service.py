@@ -41,6 +41,9 @@ class EngineLike(Protocol):
     def snapshot(self) -> Snapshot:
         """The present figures; callable from any thread."""
 
+    def fault(self) -> str | None:
+        """Why requests fail or wait, or None."""
+
     def expert_rows(self) -> list[ExpertRow]:
         """One row an expert, used or not; callable from any thread."""
 
@@ -114,9 +117,9 @@ class Service:
 
     def health(self) -> tuple[int, dict[str, str]]:
         """Status and body of /health: 200 only when a request would be answered."""
-        if self.phase != "ready" or self.backend is None:
+        if self.phase != "ready" or self.backend is None or self.engine is None:
             return 503, {"status": self.phase}
-        if reason := self.backend.failure():
+        if reason := self.backend.failure() or self.engine.fault():
             return 503, {"status": "unhealthy", "reason": reason}
         return 200, {"status": "ok"}
 

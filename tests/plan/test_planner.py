@@ -192,13 +192,13 @@ def test_a_cpu_computes_in_float32_and_keeps_everything_in_one_memory() -> None:
         (
             gpu(3 * GB),
             {},
-            "weights: 2.99 GiB needed, 1.79 GiB free in the GPU's memory",
+            "weights: 2.99 GiB needed, 2.12 GiB free in the GPU's memory",
             "a smaller or quantised model, or more memory: no context is short enough",
         ),
         (
             gpu(8 * GB),
             {"context": 32768},
-            "KV cache: 4.12 GiB needed, 2.85 GiB free in the GPU's memory",
+            "KV cache: 4.12 GiB needed, 2.88 GiB free in the GPU's memory",
             "--context 16384 or less",
         ),
         (
@@ -228,13 +228,13 @@ def test_a_cpu_computes_in_float32_and_keeps_everything_in_one_memory() -> None:
         (
             gpu(24 * GB, host=2 * GIB),
             {"ring": 2 * GB},
-            "staging ring: 1.88 GiB needed, 1.50 GiB free in the host's memory",
+            "staging ring: 1.88 GiB needed, 1.56 GiB free in the host's memory",
             "--dma-buffer-size-mb 1000 or less",
         ),
         (
             gpu(24 * GB, host=400 * MIB),
             {},
-            "this program: 512 MiB needed, 400 MiB free in the host's memory",
+            "this program: 448 MiB needed, 400 MiB free in the host's memory",
             "more memory for the host than 400 MiB",
         ),
     ],

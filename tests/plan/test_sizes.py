@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from miractl.errors import MiractlError, UsageError
+from miractl.plan.books import PROCESS
 from miractl.plan.machine import Given, PlanMachine, machine_for
 from miractl.plan.sizes import Sizes, slots_asked, slots_left
 from miractl.units import GIB, MIB
@@ -24,18 +25,18 @@ def test_a_budget_that_is_asked_for() -> None:
 
 
 def test_what_is_left_beside_program_headroom_weights_and_cache() -> None:
-    left = (4 - 0.5 - 0.5 - 1) * GIB  # of which keys and values get a quarter
-    assert slots_left(SIZES, host(4 * GIB), 4).slots == left * 3 / 4 // SIZES.expert[0] == 24
+    left = 4 * GIB - PROCESS - 4 * GIB // 16 - GIB  # of which keys and values get a quarter
+    assert slots_left(SIZES, host(4 * GIB), 4).slots == left * 3 / 4 // SIZES.expert[0] == 27
     assert slots_left(SIZES, host(64 * GIB), 4).slots == 64
     on_gpu = machine_for(None, None, Given(gpu_memory=5 * GIB))
-    assert slots_left(SIZES, on_gpu, 4).slots == 36
+    assert slots_left(SIZES, on_gpu, 4).slots == 38
 
 
 @pytest.mark.parametrize(
     ("memory", "said"),
     [
-        (GIB + 512 * MIB, "weights: 1 GiB needed, 512 MiB free in memory"),
-        (2 * GIB + 4 * MIB, "expert slots: 128 MiB needed, 3 MiB free in memory"),
+        (GIB + 256 * MIB, "weights: 1 GiB needed, 752 MiB free in memory"),
+        (GIB + 576 * MIB, "expert slots: 128 MiB needed, 21 MiB free in memory"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_line(memory: int, said: str) -> None:

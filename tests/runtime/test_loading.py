@@ -1,5 +1,6 @@
 """What cannot be loaded is refused in one line, before anything large is read."""
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -11,6 +12,7 @@ import torch
 
 from miractl.errors import MiractlError, UsageError
 from miractl.runtime.engine import Engine
+from miractl.runtime.transfer import TransferQueue
 from tests.runtime.models import load, make_model, options, rename_tensors
 
 
@@ -110,17 +112,50 @@ def test_a_file_cut_while_serving_fails_the_request_and_the_next_one_works(tmp_p
             MiractlError, match=r"model-\d+-of-\d+\.safetensors now ends at byte 64, a read from"
         ):
             engine.model(prompt)
+        assert engine.fault() == f"{shards[0]} was written to since it was opened"
         for path, (content, _) in whole.items():
             path.write_bytes(content)
         with pytest.raises(MiractlError, match="was written to since it was opened"):
             engine.model(prompt)
         for path, (_, changed) in whole.items():
             os.utime(path, ns=(changed, changed))
+        assert engine.fault() is None
         assert (engine.model(prompt).logits - stock(prompt).logits).abs().max() <= 1e-5
         cache = engine.snapshot().cache
         assert cache.resident_bytes <= cache.budget_bytes
     finally:
         engine.close()
+
+
+@torch.no_grad()
+def test_a_disk_that_fails_once_fails_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = make_model(tmp_path, "Qwen3Moe")
+    prompt = torch.tensor([[5, 17, 80, 3]])
+    engine = load(tmp_path, 6, prefetch=False)
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    try:
+        with monkeypatch.context() as failing:
+            failing.setattr("os.preadv", broken)
+            with pytest.raises(MiractlError, match=r"cannot read .* at byte .*: Input/output"):
+                engine.model(prompt)
+        assert (engine.model(prompt).logits - stock(prompt).logits).abs().max() <= 1e-5
+    finally:
+        engine.close()
+
+
+def test_a_read_that_does_not_come_back_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, "Qwen3Moe")
+    engine = load(tmp_path, 6)
+    monkeypatch.setattr(TransferQueue, "stalled", 12.0)
+    assert engine.fault() == f"no read from {tmp_path} has ended for 12 s"
+    engine.close()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ print(json.dumps({
     "budget": facts.cache.budget_bytes,
     "resident": facts.cache.resident_bytes,
     "read": facts.transfer.bytes,
-    "other": sizes_of(engine.outline, engine.layout, engine.model.dtype).others,
+    "other": sizes_of(
+        engine.outline, engine.layout, engine.model.device, engine.model.dtype, {}
+    ).others,
 }))
 """
 

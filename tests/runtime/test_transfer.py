@@ -89,6 +89,23 @@ def test_a_queued_transfer_can_be_cancelled_and_a_running_one_cannot(
     assert queued.state is State.CANCELLED
 
 
+def test_a_transfer_that_does_not_come_back_is_told_of(
+    queue: TransferQueue, mover: GatedMover
+) -> None:
+    assert queue.stalled == 0.0
+    first, second = submit(queue, 1), submit(queue, 2)
+    assert mover.started.acquire(timeout=10)
+    mover.now = 30.0
+    assert queue.stalled == 30.0
+    finish(mover, first)
+    assert mover.started.acquire(timeout=10)
+    mover.now += 5.0
+    assert queue.stalled == 5.0  # since the last one ended
+    finish(mover, second)
+    queue.wait(second)
+    assert queue.stalled == 0.0
+
+
 def test_whoever_waits_for_a_queued_transfer_carries_it_out(
     queue: TransferQueue, mover: GatedMover
 ) -> None:

@@ -1,5 +1,6 @@
 """The life of a server: bind first, load, answer, drain, end."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,8 +15,8 @@ import pytest
 
 from miractl.errors import MiractlError, UsageError
 from miractl.server.config import ServerConfig
-from miractl.server.process import Process, bind
-from tests.server.conftest import PATIENCE, wait_until
+from miractl.server.process import LoopErrors, Process, bind
+from tests.server.conftest import PATIENCE, Running, wait_until
 from tests.server.tiny import TinyEngine
 
 ROOT = Path(__file__).parents[2]
@@ -183,6 +184,35 @@ def test_health_is_503_until_the_model_answers() -> None:
     thread.join(PATIENCE)
     assert results == [0]
     assert gate.engine.closed
+
+
+def test_health_says_why_requests_fail(server: Running) -> None:
+    server.engine.broken = "experts.bin was written to since it was opened"
+    try:
+        told = httpx.get(server.url + "/health", timeout=PATIENCE)
+    finally:
+        server.engine.broken = None
+    assert (told.status_code, told.json()) == (
+        503,
+        {"status": "unhealthy", "reason": "experts.bin was written to since it was opened"},
+    )
+    assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 200
+
+
+def test_a_server_out_of_handles_says_so_in_a_line_and_not_a_thousand(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now, loop = [100.0], asyncio.new_event_loop()
+    told = LoopErrors(lambda: now[0])
+    full = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Full")}
+    for _ in range(1000):
+        told(loop, full)
+    now[0] += 11.0
+    told(loop, full)
+    assert caplog.messages == ["socket.accept() out of system resource: Full"] * 2
+    told(loop, {"message": "a bug", "exception": ValueError("of ours")})
+    assert caplog.records[-1].name == "asyncio"
+    loop.close()
 
 
 def test_a_model_that_does_not_load_ends_the_server() -> None:

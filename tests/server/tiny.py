@@ -68,6 +68,7 @@ class TinyEngine:
         self.steps = 0
         self.tokens = 0
         self.closed = False
+        self.broken: str | None = None
         self.fail_on: int | None = None
         self.delay = delay
         self.model.register_forward_pre_hook(self._before_step, with_kwargs=True)
@@ -122,6 +123,9 @@ class TinyEngine:
             for layer in (1, 0)
             for expert in range(4)
         ]
+
+    def fault(self) -> str | None:
+        return self.broken
 
     def timeline(self, last: int) -> Timeline:
         machine = Machine("cpu", 1, 1000, 100, None, "disk", None)

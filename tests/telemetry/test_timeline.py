@@ -66,6 +66,7 @@ def test_bounds_are_least_times_from_measured_rates_the_longest_first():
     ("parts", "changed", "words"),
     [
         ({"waiting": 9.0, "hits": 1.0}, {}, "Bringing experts binds"),
+        ({"waiting": 4.0, "hits": 3.0, "attention": 3.0}, {}, "Bringing experts binds"),
         ({"hits": 1.0}, {"memory_rate": 5_000.0}, "Memory binds"),
         ({"attention": 9.0}, {}, "The largest part is attention"),
         ({"attention": 9.0}, {"memory_rate": None}, "not known here"),
