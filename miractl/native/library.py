@@ -69,8 +69,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_bets_choose": (_INT, (_ADDRESS,) * 5),
     "mira_bets_judge": (None, (_ADDRESS, _INT, _ADDRESS, _INT, _DOUBLE)),
     "mira_bets_account": (None, (_ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE)),
-    "mira_ahead_settle": (_INT, (_ADDRESS,) * 3),
-    "mira_ahead_place": (None, (_ADDRESS,) * 3 + (_INT, _ADDRESS)),
+    "mira_ahead_settle": (_INT, (_ADDRESS,)),
+    "mira_ahead_place": (_INT, (_ADDRESS, _INT, _ADDRESS)),
     "mira_bets_calibrated": (_DOUBLE, (_ADDRESS, _INT, _DOUBLE)),
     "mira_timeline": (_INT, (_ADDRESS,) * 8),
     "mira_layer": (

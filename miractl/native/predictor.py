@@ -22,7 +22,7 @@ START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
 
 _ARRAYS = (
     *("weights", "weight_sums", "table", "table_sums", "counts", "totals", "averages", "hints"),
-    *("scores", "ids", "scratch"),
+    *("scores", "lessons", "begun", "ids", "scratch"),
 )
 
 
@@ -30,7 +30,7 @@ class _Predictor(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top", "ahead")),
         *((name, ctypes.c_float) for name in ("weight_rate", "table_rate")),
-        ("token", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("token", "begun_token", "begun_lesson")),
         ("begins", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
     ]
@@ -65,6 +65,7 @@ class PredictorState:
         self.counts = np.full(pairs, PSEUDO_ROWS * prior, np.float32)
         self.totals = np.full((layers, SOURCES, lanes), PSEUDO_ROWS, np.float32)
         self.averages = np.full((layers, SOURCES, lanes), prior, np.float32)
+        self.lessons = np.zeros(1, np.int64)
         self._forget()
 
     def branch(self, tokens: int) -> Self:
@@ -80,16 +81,26 @@ class PredictorState:
         self.counts -= (self.counts - prior) / 2
         self.totals -= (self.totals - PSEUDO_ROWS) / 2
         np.minimum(self.table_sums, FADED_SUMS, out=self.table_sums)
+        self.lessons += 1
 
     def _forget(self) -> None:
         self.hints = np.zeros((self.layers, HINTS, self.lanes), np.float32)
         self.scores = np.zeros((self.layers, self.lanes), np.float32)
+        self.begun = np.zeros_like(self.scores)
         self.ids = np.zeros((2, self.layers, self.top), np.uint16)
         self.scratch = np.zeros((2, self.lanes), np.float32)
 
 
 class Foretold(ctypes.Structure):
-    """What a router that is asked early says of [experts], as `guess`."""
+    """What a router that is asked early says of [experts], as `guess`.
+
+    `ids` and `weights` are addresses of int64 and float32 [tokens, top]; None: no weights.
+    """
+
+    ids: int
+    weights: int | None
+    tokens: int
+    top: int
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("ids", "weights", "guess")),
@@ -102,9 +113,8 @@ class Foretold(ctypes.Structure):
         self._guess, self._address = guess, ctypes.addressof(self)
         self._take = short_calls().mira_lookahead
 
-    def take(self, ids: int, weights: int, count: int, top: int) -> None:
-        """Set the guess by `count` int64 and float32 at these addresses, or 0: no weights."""
-        self.ids, self.weights, self.tokens, self.top = ids, weights, count // top, top
+    def take(self) -> None:
+        """Set the guess."""
         self._take(self._address)
 
 
@@ -127,7 +137,7 @@ class Predictor:
         self.state = state
         self._struct = _Predictor(
             *(state.layers, state.experts, state.lanes, state.top, state.ahead),
-            *(state.weight_rate, state.table_rate, state.token, state.begins),
+            *(state.weight_rate, state.table_rate, state.token, -1, 0, state.begins),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._library = short_calls()

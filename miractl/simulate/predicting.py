@@ -32,7 +32,7 @@ class ReferencePredictor:
         s.begins = int(starts or s.token == 0)
 
     def predict(self, layer: int) -> None:
-        """Set the layer's scores from what came before."""
+        """Set the layer's scores from what came before, the token before first."""
         s = self.state
         x = s.hints[layer]
         x[:SOURCES] = s.averages[layer]
@@ -41,11 +41,16 @@ class ReferencePredictor:
         x[: 2 * SOURCES] = logarithms(x[: 2 * SOURCES])
         x[2 * SOURCES] = 1
         z = np.zeros(s.lanes, np.float32)
-        for weight, hint in zip(s.weights, x, strict=True):
-            z += weight * hint
-        for number in range(SOURCES):
-            for expert in self._source(layer, number):
-                z += s.table[layer, number, expert]
+        of_token, of_layers = (
+            (range(1), range(SOURCES + 1)),
+            (range(1, SOURCES), range(SOURCES + 1, HINTS)),
+        )
+        for numbers, hints in (of_token, of_layers):
+            for hint in hints:
+                z += s.weights[hint] * x[hint]
+            for number in numbers:
+                for expert in self._source(layer, number):
+                    z += s.table[layer, number, expert]
         s.scores[layer] = z
 
     def confirm(self, layer: int, ids: Ids) -> None:

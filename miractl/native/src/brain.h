@@ -41,6 +41,7 @@ typedef struct {
     float discount; /* an expert used d tokens later counts discount^(d - 1) */
     float weight_rate, table_rate;
     int64_t token;                /* of the stream, counts from 0; -1 before the first */
+    int64_t begun_token, begun_lesson;
     float *weights, *weight_sums; /* shared: [FEATURES] */
     float *bias, *bias_sums;      /* shared: [layers][lanes] */
     float *table, *table_sums;    /* shared: [layers][CONTEXTS][experts][lanes] */
@@ -52,6 +53,8 @@ typedef struct {
     float *features;              /* [window + 2][layers][FEATURES][lanes]: of the last tokens */
     uint16_t *ids;                /* [window + 2][layers][top], as is */
     uint8_t *starts;              /* [window + 2] */
+    int64_t *lessons;             /* [1], shared: how often what is shared was changed */
+    float *begun;                 /* [layers][lanes]: of the scores of a token, as of a lesson */
     float *scores;                /* [layers][lanes]: log-odds of a use soon */
     float *scratch;               /* [2][lanes], shared */
 } mira_learner;
@@ -140,6 +143,7 @@ typedef struct {
     int32_t ahead; /* layers between what is known and what is predicted; at least 1 */
     float weight_rate, table_rate;
     int64_t token;                /* of the stream; -1 before the first */
+    int64_t begun_token, begun_lesson; /* whose scores are begun, as of which lesson */
     int32_t begins;               /* whether it begins a text */
     float *weights, *weight_sums; /* [HINTS] */
     float *table, *table_sums;    /* [layers][SOURCES][experts][lanes] */
@@ -148,6 +152,8 @@ typedef struct {
     float *averages;              /* [layers][SOURCES][lanes] */
     float *hints;                 /* [layers][HINTS][lanes] */
     float *scores;                /* [layers][lanes]: log-odds of a use */
+    int64_t *lessons;             /* [1]: how often what is shared was changed */
+    float *begun;                 /* [layers][lanes]: of those scores; their hints are in place */
     uint16_t *ids;                /* [2][layers][top]: of the last two tokens */
     float *scratch;               /* [2][lanes] */
 } mira_predictor;
