@@ -163,7 +163,8 @@ class Decoding:
         self._slots = make_slots(slots, ways_for(policy, ways), STAGED, self.brain)
         self._stopwatch = Stopwatch(Moved, time.monotonic, lambda: None)
         self._sequences = Sequences()
-        cache = ExpertCache(*(self._slots, AtOnce(), 1, self._clock, self._stopwatch.begin))
+        sizes = [1] * self.layers
+        cache = ExpertCache(*(self._slots, AtOnce(), sizes, self._clock, self._stopwatch.begin))
         self._routers = Ready(self.ids, experts)
         self._prefetcher = (Timed if parts else Prefetcher)(
             *(cache, self._predictor(mode, shape)),

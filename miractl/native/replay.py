@@ -39,11 +39,15 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One cache of ways[l] experts for each layer, or one of ways[0] experts for all."""
+    """One cache of ways[l] experts for each layer, or one of ways[0] experts for all.
+
+    `shifts`: ways move between the layers' caches to where they are worth most.
+    """
 
     ways: tuple[int, ...]
     pooled: bool = False
     admission: Admission = Admission.ALWAYS
+    shifts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class _Routing(ctypes.Structure):
 
 class _Cache(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("pooled", "admission")),
+        *((name, ctypes.c_int32) for name in ("pooled", "admission", "shifts")),
         ("ways", ctypes.c_void_p),
     ]
 
@@ -157,7 +161,7 @@ def replay(routing: Routing, cache: Cache, rule: Rule, residents: bool = False) 
     ways = _ways(cache.ways)
     arguments = (
         routing_struct(routing),
-        _Cache(cache.pooled, cache.admission, ways.ctypes.data),
+        _Cache(cache.pooled, cache.admission, cache.shifts, ways.ctypes.data),
         _Rule(
             *(rule.kind, rule.seed, rule.decay, rule.token_seconds),
             *(rule.threshold, rule.window_seconds, rule.learner and rule.learner.address),

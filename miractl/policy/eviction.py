@@ -28,6 +28,7 @@ class EvictionPolicy(Protocol):
 
     admission: Admission
     worth: Floats  # [layers, experts], finite
+    shifts: bool  # slots move between layers that do not share them
     warms: bool  # it tells the heat of what was used, in every layer
 
     def record(self, step: Routed) -> bool:
@@ -47,6 +48,7 @@ class _Table:
     """A table of worth and nothing that runs beside."""
 
     admission = Admission.ALWAYS
+    shifts = False
     warms = False
 
     def __init__(self, layers: int, experts: int) -> None:
@@ -178,6 +180,7 @@ class Brain:
     def __init__(self, eviction: EvictionPolicy, heat: HeatTable) -> None:
         self.eviction, self.heat = eviction, heat
         self.admission, self.worth = eviction.admission, eviction.worth
+        self.shifts = eviction.shifts
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
         self.seconds = heat.seconds  # of its clock, when the last layer was recorded

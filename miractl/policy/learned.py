@@ -61,7 +61,7 @@ class Learned:
         admission: Admission = Admission.WORTHIER,
     ) -> None:
         """Raises MiractlError without the native library."""
-        self.admission, self.warms = admission, False
+        self.admission, self.shifts, self.warms = admission, False, False
         self.worth: Floats = np.zeros((layers, experts))
         self._rows_of_worth = list(self.worth)
         self._worth_at, self._row_bytes = self.worth.ctypes.data, self.worth.strides[0]

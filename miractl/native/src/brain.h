@@ -22,9 +22,10 @@ typedef struct {
  * HOTTER: as ALWAYS, but nobody below the threshold displaces anybody above it. */
 enum { MIRA_ALWAYS, MIRA_WORTHIER, MIRA_HOTTER };
 
-/* One cache a layer, of ways[layers] experts, or one of ways[0] for all. */
+/* One cache a layer, of ways[layers] experts, or one of ways[0] for all. `shifts`: ways move from one
+ * layer to another as the replay goes. */
 typedef struct {
-    int32_t pooled, admission;
+    int32_t pooled, admission, shifts;
     const int32_t *ways;
 } mira_cache;
 
