@@ -63,6 +63,11 @@ class Chain:
             table -= (table - self._prior) / 2
             total -= (total - self._prior * self.experts) / 2
 
+    def add_up(self) -> None:
+        """The tables have been written to."""
+        for table, total in zip(self.tables, self.totals, strict=True):
+            total[:] = table.sum(axis=2, dtype=np.float64)
+
 
 class Walk:
     """One sequence: its last two tokens. What the newest teaches is left to a lesson."""

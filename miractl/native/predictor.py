@@ -18,6 +18,7 @@ HINTS, SOURCES, BINS = 9, 4, 20  # as in brain.h
 WEIGHT_RATE, TABLE_RATE = 0.05, 0.07
 PSEUDO_ROWS = 4.0  # prior counts of each table, spread evenly
 FADED_SUMS = 3.0  # of AdaGrad, at most, when a table is to change again
+KEPT = ("weights", "table", "counts", "totals", "averages")  # of what is learned of the model
 START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
 
 _ARRAYS = (

@@ -5,6 +5,7 @@ A policy keeps a table of worth, changed when it is told of a step; who goes is 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -180,8 +181,8 @@ class Brain:
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
         self.seconds = heat.seconds  # of its clock, when the last layer was recorded
-        self._recalled: Mapping[str, Tables] = {}
-        self._before = np.zeros_like(self.activations)  # tokens of earlier runs
+        none = np.zeros_like(self.activations)
+        self._recalled = Memory(np.zeros_like(self.worth), none)  # of earlier runs
 
     def record(self, step: Routed) -> bool:
         """Count the tokens, then `rate`."""
@@ -211,15 +212,20 @@ class Brain:
         self.heat.feedback(key.layer, key.expert, used, self.seconds)
 
     def remember(self) -> Memory:
-        """What the next run may start with; what another policy had learned stays in it."""
-        tables = {**self._recalled, **self.eviction.tables()}
-        return Memory(self.heat.scores(), self.activations + self._before, tables)
+        """What the next run may start with; what others had learned stays in it."""
+        tables = {**self._recalled.tables, **self.eviction.tables()}
+        return replace(
+            self._recalled,
+            heat=self.heat.scores(),
+            activations=self.activations + self._recalled.activations,
+            tables=tables,
+        )
 
     def recall(self, memory: Memory) -> None:
         """Start from an earlier run. Raises ValueError for tables that do not fit."""
         self.heat.restore(memory.heat)
         self.eviction.recall(memory.tables)
-        self._recalled, self._before = memory.tables, memory.activations
+        self._recalled = memory
 
     def close(self) -> None:
         """Stop what runs beside."""

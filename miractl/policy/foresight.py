@@ -4,13 +4,25 @@ from typing import Any
 
 import numpy as np
 
+from miractl.native.predictor import KEPT, PredictorState
 from miractl.native.predictor import Predictor as Native
-from miractl.native.predictor import PredictorState
 from miractl.native.replay import Routing
 from miractl.native.tutor import Tutor
-from miractl.policy.prediction import LAST, Popularity, Probabilities, is_prompt, only, owned, union
+from miractl.policy.prediction import (
+    LAST,
+    Popularity,
+    Probabilities,
+    Tables,
+    is_prompt,
+    only,
+    owned,
+    put_back,
+    union,
+)
 from miractl.policy.routing import Ids, Routed, Segment
 from miractl.policy.streams import Streams
+
+MOST_TOKENS = 2**53  # learned: more are no count of a run
 
 
 class Stream:
@@ -41,6 +53,10 @@ class Stream:
         """The end of the prompt, to be learned: it begins the sequence as far as is known."""
         tokens, self.prompt, self._is_new = np.stack(self.prompt, axis=1), [], False
         return Routing(tokens, experts, distinct=False)
+
+
+def _kept(state: PredictorState) -> Tables:
+    return {f"foresight.{state.ahead}.{name}": getattr(state, name) for name in KEPT}
 
 
 class Foresight:
@@ -101,6 +117,24 @@ class Foresight:
         for state in self._states:
             state.fade()
         self._popular.fade()
+
+    def tables(self) -> Tables:
+        """Of each number of layers ahead; and of how many tokens they are."""
+        self._tutor.wait()
+        kept = {name: array for state in self._states for name, array in _kept(state).items()}
+        tokens = np.array([self._tokens], np.float64)
+        return {**kept, "foresight.tokens": tokens, **self._popular.tables()}
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says, but as ready to learn anew as at the start.
+
+        Kept sums of squared gradients would hold on to what was right for other texts.
+        """
+        self._popular.recall(tables)
+        tokens = np.zeros(1)
+        known = [put_back(_kept(state), tables) for state in self._states]
+        if any(known) and put_back({"foresight.tokens": tokens}, tables):
+            self._tokens = int(np.clip(tokens[0], 0, MOST_TOKENS))
 
     def _begin(self, step: Routed) -> None:
         """Take a step in."""

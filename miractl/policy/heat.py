@@ -14,7 +14,7 @@ Decay is applied on reading, in closed form: a pause of an hour costs what one o
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -168,3 +168,20 @@ class HeatTable:
         self._rebase(now, slice(None), np.minimum(1.0, self._at(now, slice(None)) + gain))
         self._counts[:] = 0
         self._window_start = now
+
+
+def heat_for(
+    layers: int,
+    experts: int,
+    top_k: int,
+    parameters: Mapping[str, Any],
+    clock: Callable[[], float],
+) -> HeatTable:
+    """A table by the parameters of a profile."""
+    return HeatTable(
+        *(layers, experts, top_k),
+        clock=clock,
+        threshold=parameters["cache_threshold"],
+        window=parameters["prediction_window_ms"] / 1000,
+        decay=parameters["heat_decay_factor"],
+    )

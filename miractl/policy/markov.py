@@ -10,7 +10,17 @@ import numpy as np
 
 from miractl.native.chain import BY_LAYER, BY_TOKEN, Chain, Walk
 from miractl.native.tutor import Tutor
-from miractl.policy.prediction import LAST, Popularity, Probabilities, is_prompt, only, owned, union
+from miractl.policy.prediction import (
+    LAST,
+    Popularity,
+    Probabilities,
+    Tables,
+    is_prompt,
+    only,
+    owned,
+    put_back,
+    union,
+)
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.streams import Streams
 
@@ -35,6 +45,8 @@ class MarkovTable:
         self._chain = Chain(
             *(layers, experts, top_k), prior=PRIOR, most=MOST_COUNTS * top_k, of_layer=OF_LAYER
         )
+        by_layer, by_token = self._chain.tables
+        self._own = {"markov.by_layer": by_layer, "markov.by_token": by_token}
         self._popular = Popularity(layers, experts, top_k)
         self._layers = layers
         self._past = Streams(lambda: _Past(self._chain))
@@ -78,6 +90,17 @@ class MarkovTable:
         self._tutor.wait()
         self._chain.fade()
         self._popular.fade()
+
+    def tables(self) -> Tables:
+        """All counts."""
+        self._tutor.wait()
+        return {**self._own, **self._popular.tables()}
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says."""
+        if put_back(self._own, tables):
+            self._chain.add_up()
+        self._popular.recall(tables)
 
     def _begin(self, step: Routed) -> None:
         """Take a step in."""

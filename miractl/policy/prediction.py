@@ -5,7 +5,8 @@ time, and whoever acts on it keeps a record of how often guesses like it came tr
 be calibrated.
 """
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from miractl.policy.keys import NOBODY
 from miractl.policy.routing import Ids, Routed, Segment
 
 Probabilities = npt.NDArray[np.float64]  # [experts]
+Tables = Mapping[str, npt.NDArray[Any]]  # floating numbers, by name
 
 RECENT = 0.005  # rate of the averages of use, a token: the last 200 or so
 LAST = 16  # tokens of a prompt, at its end, that tables learn from
@@ -35,6 +37,29 @@ class Predictor(Protocol):
 
     def fade(self) -> None:
         """Forget half of what was counted, so that what is new counts more."""
+
+
+@runtime_checkable
+class TablePredictor(Predictor, Protocol):
+    """One that goes by tables, learned from the routing."""
+
+    def tables(self) -> Tables:
+        """What was learned and is worth keeping."""
+
+    def recall(self, tables: Tables) -> None:
+        """Start from what an earlier run learned, if it learned any. Raises ValueError: no fit."""
+
+
+def put_back(own: Tables, tables: Tables) -> bool:
+    """Fill arrays with the tables of their names; False if there is none. Raises ValueError."""
+    if not own.keys() & tables.keys():
+        return False
+    for name, array in own.items():
+        if name not in tables or tables[name].shape != array.shape:
+            raise ValueError(f"Got no table {name} of {array.shape}")
+    for name, array in own.items():
+        array[:] = tables[name]
+    return True
 
 
 def owned(step: Routed) -> list[Segment]:
@@ -105,6 +130,14 @@ class Popularity:
         """Draw the averages half way to their mean."""
         self._share += (self._share.mean(axis=1, keepdims=True) - self._share) / 2
 
+    def tables(self) -> Tables:
+        """The averages."""
+        return {"popularity": self._share}
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says."""
+        put_back(self.tables(), tables)
+
     @staticmethod
     def _ids(step: Routed) -> Ids:
         parts = owned(step)
@@ -120,7 +153,7 @@ class Shuffled:
     Its guesses are as sure as the real ones and as right as chance; bets on it must end.
     """
 
-    def __init__(self, inner: Predictor, layers: int, experts: int, seed: int = 0) -> None:
+    def __init__(self, inner: TablePredictor, layers: int, experts: int, seed: int = 0) -> None:
         self.mode, self._inner, self._layer = "shuffle", inner, 0
         rng = np.random.default_rng(seed)
         self._order = rng.permuted(np.tile(np.arange(experts), (layers, 1)), axis=1)
@@ -138,3 +171,11 @@ class Shuffled:
     def fade(self) -> None:
         """As the inner one does."""
         self._inner.fade()
+
+    def tables(self) -> Tables:
+        """The inner one's, in its own order."""
+        return self._inner.tables()
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says."""
+        self._inner.recall(tables)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from miractl.native.predictor import recall
-from miractl.policy.prediction import Predictor, Probabilities
+from miractl.policy.prediction import Probabilities, TablePredictor, Tables
 from miractl.policy.routing import Routed
 
 FAST, SLOW = 0.02, 0.001  # rates of the averages of quality, a judged layer
@@ -19,7 +19,7 @@ class Resampled:
     guess in `EVERY` is judged.
     """
 
-    def __init__(self, inner: Predictor, interval: int) -> None:
+    def __init__(self, inner: TablePredictor, interval: int) -> None:
         self.mode, self._inner, self._interval = inner.mode, inner, interval
         self._tokens = 0
         self._guess: tuple[int, Probabilities] | None = None
@@ -53,6 +53,14 @@ class Resampled:
     def fade(self) -> None:
         """At once."""
         self._inner.fade()
+
+    def tables(self) -> Tables:
+        """The inner one's."""
+        return self._inner.tables()
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says."""
+        self._inner.recall(tables)
 
     @property
     def _has_drifted(self) -> bool:

@@ -70,6 +70,16 @@ MIRA_API int mira_multiply(mira_pool *pool, const mira_matrix *matrices,
 MIRA_API void mira_rms_norm(mira_pool *pool, const float *x, int32_t rows, int32_t columns,
                             int32_t lanes, const float *scale, float eps, float *y);
 
+/* Vectors x[batch, heads, tokens, dim] with gaps, strides in floats, and angles[batch, tokens, dim],
+ * whose angle_stride is 0 if all of a batch have the same. dim is even. */
+typedef struct {
+    int64_t batch, heads, tokens, dim, batch_stride, head_stride, token_stride, angle_stride;
+} mira_heads;
+
+/* y = x * cos + (-right half of x, left half of x) * sin, with the strides of x. */
+MIRA_API void mira_rotate(const mira_heads *at, const float *x, const float *cos, const float *sin,
+                          float *y);
+
 /* Experts on their tokens: parts[t, k] = expert ids[t, k] of x[t], for the pairs whose block is
  * not NULL; the other rows of parts stay as they are. Then, unless y is NULL,
  * y[t] = sum over k in order of weights[t, k] * parts[t, k].
