@@ -60,19 +60,22 @@ class SharedInput:
         self._last: _Products | None = None
 
     def product(self, module: DenseLinear, x: torch.Tensor) -> torch.Tensor:
-        """X W^T, float32 [..., rows of W]."""
-        last = self._last  # kept: another thread may have called meanwhile
+        """Of x [..., columns], with the matrix of a module: float32 [..., rows]."""
+        last, first = self._last, module  # kept: another thread may have called meanwhile
         if last is not None and last.of(x):
             if (y := last.outputs.pop(module, None)) is not None:
                 return y
-            self._join(last.first, module)
+            first = last.first
+            self._join(first, module)
         elif last is not None and last.outputs:
             self._part(last.first, set(last.outputs))
         stack = self._stacks.get(module)
         modules, call = stack or self._remember(module, [module])
         outputs = _multiply(call, x, self._pool)
-        self._last = _Products(module, x, dict(zip(modules, outputs, strict=True)))
-        return self._last.outputs.pop(module)
+        made = dict(zip(modules, outputs, strict=True))
+        y = made.pop(module)
+        self._last = _Products(first, x, made)
+        return y
 
     def _remember(
         self, first: DenseLinear, modules: list[DenseLinear]

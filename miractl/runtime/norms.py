@@ -2,7 +2,7 @@
 
 Which modules are such norms is found by asking them, not by their names: one whose answers are, to
 the last bit, those of the formula with its weights or with one more than its weights is computed by
-it. For other numbers than float32, and for other arguments than one tensor, it stays what it was.
+it. For anything but one tensor of float32 without gaps, or with gradients, it stays what it was.
 """
 
 import itertools
@@ -14,6 +14,7 @@ import torch
 from miractl.native.kernels import Pool
 from miractl.native.norm import LANES, Norm
 
+LEAST_COLUMNS = max(LANES)  # torch adds up shorter rows in another way
 _SIZES = (1.0, 1e-3, 1e-4, 1e3)  # of what a module is asked: eps shows where values are small
 
 
@@ -41,7 +42,12 @@ def find_norm(module: torch.nn.Module) -> Norm | None:
         or any(True for _ in module.buffers())
     ):
         return None
-    if weight.dim() != 1 or weight.dtype is not torch.float32 or weight.device.type != "cpu":
+    if (
+        weight.dim() != 1
+        or len(weight) < LEAST_COLUMNS
+        or weight.dtype is not torch.float32
+        or weight.device.type != "cpu"
+    ):
         return None
     generator = torch.Generator().manual_seed(0)
     rows = [size * torch.randn(len(weight), generator=generator) for size in _SIZES]
@@ -61,7 +67,6 @@ def find_norm(module: torch.nn.Module) -> Norm | None:
 
 
 def _apply(norm: Norm, x: torch.Tensor, pool: Pool | None) -> torch.Tensor:
-    x = x.contiguous()
     y = torch.empty_like(x)
     norm.norm_at(x.data_ptr(), x.numel() // norm.columns, y.data_ptr(), pool)
     return y
@@ -73,7 +78,8 @@ def _forward(
     columns = norm.columns
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if args or kwargs or x.dtype is not torch.float32 or x.shape[-1] != columns:
+        usual = x.dtype is torch.float32 and x.shape[-1] == columns and x.is_contiguous()
+        if args or kwargs or not usual or x.requires_grad:
             return stock(x, *args, **kwargs)
         return _apply(norm, x, pool)
 

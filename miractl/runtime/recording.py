@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from miractl.errors import MiractlError
-from miractl.plan.slots import SlotPlan
+from miractl.plan.pools import PoolPlan
 from miractl.policy.guessing import MODES
 from miractl.policy.keys import NOBODY
 from miractl.policy.prediction import Predictor
@@ -82,7 +82,7 @@ class Recording:
         """Write the file; a step under way is left out."""
         if self._recorder is not None:
             self._end_step()
-        self._finish()
+        self._finish(is_told=False)
 
     def _end_step(self) -> bool:
         """Pass the step on; False if it has not come to its end."""
@@ -94,17 +94,18 @@ class Recording:
             self._write(recorder)
         except OSError as error:
             log.error("cannot record to %s any more: %s", recorder.path, error.strerror)
-            self._finish()
+            self._finish(is_told=True)
         return True
 
-    def _finish(self) -> None:
+    def _finish(self, is_told: bool) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
         try:
             tokens = recorder.finish({**self._about, "lost": self._lost}, tape=self._lost is None)
         except MiractlError as error:
-            log.error("%s", error.message)
+            if not is_told:
+                log.error("%s", error.message)
         else:
             log.info("recorded %d tokens to %s", tokens, recorder.path)
 
@@ -137,7 +138,7 @@ class Recording:
         )
 
 
-def recorder_for(options: "EngineOptions", outline: "Outline", plan: SlotPlan) -> Recorder | None:
+def recorder_for(options: "EngineOptions", outline: "Outline", plan: PoolPlan) -> Recorder | None:
     """Of the routing of this model, if asked for. Raises MiractlError if it cannot be written."""
     if options.record_trace is None:
         return None
@@ -146,10 +147,10 @@ def recorder_for(options: "EngineOptions", outline: "Outline", plan: SlotPlan) -
         "model": options.model_id,
         "moe_layers": len(layers),
         "layer_indices": layers,
-        "slots": plan.slots,
-        "ways": list(plan.ways),
         "expert_bytes": plan.expert_bytes,
     }
+    if len(plan.pools) == 1:  # a replay divides slots of one size
+        meta |= {"slots": plan.slots, "ways": list(plan.ways)}
     return Recorder(options.record_trace, len(layers), outline.experts, outline.top_k, meta)
 
 

@@ -96,7 +96,7 @@ class _Run:
         host = None if served.host in (None, "off") else HostCompute(link, served.host == "on")
         self.cache = ExpertCache(
             make_slots(slots[0], served.ways, served.staged, self.brain),
-            *(link, trace.expert_bytes or 1, told),
+            *(link, [trace.expert_bytes or 1] * routing.layers, told),
             host=host,
         )
         self.steps = 0  # that are through

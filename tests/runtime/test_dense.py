@@ -12,12 +12,14 @@ from click.testing import Result
 from miractl.checkpoint.dense import dense_shape
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError
+from miractl.native import I8, Matrix, MatrixShape, quantize
+from miractl.native.kernels import Pool, Stack
 from miractl.paths import DEMO_MODEL
 from miractl.plan.machine import machine_for
 from miractl.plan.planner import plan_for
 from miractl.plan.request import PlanRequest
 from miractl.probe.snapshot import take
-from miractl.runtime.dense import DenseLinear
+from miractl.runtime.dense import DenseLinear, SharedInput
 from miractl.runtime.engine import Engine
 from miractl.runtime.packing import pack
 from miractl.runtime.verify import verify
@@ -223,3 +225,93 @@ def test_the_proof_passes_with_dense_alone(tmp_path: Path) -> None:
     assert all(case.passed for case in cases)
     assert cases[0].limit == 1e-5
     assert cases[-1].difference > 0.01
+
+
+class Siblings:
+    """Modules under one parent, and which of them each call of the library computes."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], columns: int
+    ) -> None:
+        self.calls: list[list[int]] = []
+        multiply = Stack.multiply_at
+
+        def noted(stack: Stack, *args: int | Pool | None) -> None:
+            self.calls.append(stack.rows)
+            multiply(stack, *args)  # type: ignore[arg-type]
+
+        shared, alone = SharedInput(None), SharedInput(Pool(2))
+        shapes = [MatrixShape(I8, count, columns) for count in rows]
+        blocks = [quantize(torch.randn(s.rows, columns).numpy(), s) for s in shapes]
+        matrices = [Matrix(block, shape) for block, shape in zip(blocks, shapes, strict=True)]
+        bias = torch.randn(rows[0])
+        self.modules = [DenseLinear(m, None if i else bias, shared) for i, m in enumerate(matrices)]
+        self._reference = [
+            DenseLinear(m, mod.bias, alone) for m, mod in zip(matrices, self.modules, strict=True)
+        ]
+        monkeypatch.setattr(Stack, "multiply_at", noted)
+
+    def check(self, number: int, x: torch.Tensor) -> None:
+        """What a module computes is what it computes alone."""
+        found = self.modules[number](x)
+        mine, self.calls = self.calls, []
+        expected = self._reference[number](x.clone())
+        self.calls = mine
+        assert torch.equal(found, expected)
+        assert found.is_contiguous()
+
+
+def test_modules_called_with_one_tensor_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    siblings = Siblings(monkeypatch, (16, 8, 24, 128), 128)
+    for tokens in (3, 1, 5):
+        x, y = torch.randn(1, tokens, 128), torch.randn(1, tokens, 128)
+        for number in (0, 1, 2):
+            siblings.check(number, x)
+        siblings.check(3, y)
+    each = [[16], [8], [24], [128]]
+    assert siblings.calls == [*each, [16, 8, 24], [128], [16, 8, 24], [128]]
+
+
+def test_who_is_called_otherwise_is_computed_alone_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    siblings = Siblings(monkeypatch, (16, 8), 128)
+    x = torch.randn(2, 128)
+    for number in (0, 1):
+        siblings.check(number, x)
+    siblings.calls.clear()
+    for _ in range(2):
+        siblings.check(0, torch.randn(2, 128))
+    assert siblings.calls == [[16, 8], [16]]
+
+
+def test_a_tensor_that_was_written_to_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    siblings = Siblings(monkeypatch, (16, 8), 128)
+    x = torch.randn(2, 128)
+    for _ in range(2):
+        siblings.check(0, x)
+        siblings.check(1, x)
+    siblings.check(0, x)
+    x.mul_(2)
+    siblings.check(1, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inference", [True, False])
+def test_views_types_and_inference_mode(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, inference: bool
+) -> None:
+    siblings = Siblings(monkeypatch, (16, 8), 128)
+    with torch.inference_mode(inference):
+        for shape in ((128,), (1, 128), (2, 3, 128), (0, 128)):
+            x = torch.randn(*shape[:-1], 256).to(dtype)[..., ::2]
+            for _ in range(2):
+                siblings.check(0, x)
+                siblings.check(1, x)
+    with pytest.raises(ValueError, match=r"expected \[..., 128\]"):
+        siblings.modules[0](torch.randn(2, 64))
+
+
+def test_only_like_matrices_are_stacked() -> None:
+    shapes = MatrixShape(I8, 8, 128), MatrixShape(I8, 8, 256)
+    matrices = [Matrix(quantize(torch.randn(s.rows, s.columns).numpy(), s), s) for s in shapes]
+    with pytest.raises(ValueError, match="one format and one width"):
+        Stack(matrices)

@@ -17,9 +17,9 @@
 #define EACH_TOKEN _Pragma("GCC unroll 8") for (int t = 0; t < tokens; t++)
 
 /* Up to a dozen tokens memory is the limit, and asking for bytes of the next page before the
- * processor's own prefetcher dares to is worth a fifth and more. Where nothing is there to be
- * fetched, nothing happens. */
-#define AHEAD 4096
+ * processor's own prefetcher dares to is worth a tenth and more; asked for much earlier, they push
+ * out others. Where nothing is there to be fetched, nothing happens. */
+#define AHEAD 2048
 
 INLINE void prefetch(const uint8_t *codes, int code_bytes, const uint8_t *scales)
 {
