@@ -91,3 +91,8 @@ def test_help_of_commands_is_light(name: str) -> None:
     loaded = loaded_after(f"from miractl.cli.main import cli; cli.main(['{name}', '--help'])")
     assert loaded.isdisjoint(HEAVY)
     assert f"miractl.cli.{name}" in loaded
+
+
+def test_deciding_a_run_once_more_loads_no_engine() -> None:
+    loaded = loaded_after("import miractl.cli.replay_recorded, miractl.runtime.rerun")
+    assert loaded.isdisjoint(HEAVY)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from miractl import units
+from miractl.cli.replay_served import Comparison, compare, comparison_facts, print_comparison
 from miractl.errors import UsageError
 from miractl.output import Output, table
 from miractl.policy.registry import DEFAULT, ONLINE, POLICIES
@@ -50,7 +51,7 @@ def print_runs(trace: Trace, names: list[str], runs: dict[Slots, list[Drive]], o
     out.data(out.style(f"{trace.name}{f' · {trace.model}' if trace.model else ''}", "bold"))
     out.data(
         f"{units.counted(first.tokens, 'token')} in {units.counted(first.steps, 'step')}"
-        " as recorded; an expert counts once a step and layer"
+        " as recorded, nothing prefetched; an expert counts once a step and layer"
     )
     for slots, drives in runs.items():
         rows = [
@@ -69,11 +70,17 @@ def print_runs(trace: Trace, names: list[str], runs: dict[Slots, list[Drive]], o
         )
 
 
-def facts_of(trace: Trace, names: list[str], runs: dict[Slots, list[Drive]]) -> dict[str, Any]:
-    """The same for programs."""
+def facts_of(
+    trace: Trace,
+    names: list[str],
+    runs: dict[Slots, list[Drive]],
+    served: Comparison | str | None,
+) -> dict[str, Any]:
+    """The same for programs; `served`: the run of the server, if it was asked for."""
     return {
         "trace": trace.name,
         "model": trace.model,
+        "as_served": None if served is None else comparison_facts(served),
         "runs": [
             {
                 "slots": slots.slots,
@@ -109,9 +116,12 @@ def replay_recorded(
     for path, counts in traces:
         trace = read_trace(path)
         runs = run(trace, counts, names, seconds)
+        served = compare(trace) if counts is None else None
         if json:
-            facts.append(facts_of(trace, names, runs))
-        else:
-            print_runs(trace, names, runs, out)
+            facts.append(facts_of(trace, names, runs, served))
+            continue
+        print_runs(trace, names, runs, out)
+        if served is not None:
+            print_comparison(served, out)
     if json:
         out.json({"schema": SCHEMA, "step_seconds": seconds, "traces": facts})

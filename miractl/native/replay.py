@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +150,7 @@ def replay(routing: Routing, cache: Cache, rule: Rule, residents: bool = False) 
     if (rule.kind is Kind.LEARNED) != (rule.learner is not None):
         raise ValueError(f"Got a learner for {rule.kind.name} or none for LEARNED")
     if rule.learner is not None:
-        check_learner(routing, rule.learner)
+        check_sizes("learner", rule.learner.state, routing)
     if (rule.kind is Kind.HEAT) != (cache.admission is Admission.HOTTER):
         raise ValueError(f"Got admission {cache.admission.name} for {rule.kind.name}")
     outcome = _outcome(routing, residents)
@@ -173,12 +173,19 @@ def replay(routing: Routing, cache: Cache, rule: Rule, residents: bool = False) 
     return outcome
 
 
-def check_learner(routing: Routing, learner: Learner) -> None:
-    """Raise ValueError for a learner of another model than the routing's."""
-    state = learner.state
+class Sizes(Protocol):
+    """What a learner or a predictor is made for."""
+
+    layers: int
+    experts: int
+    top: int
+
+
+def check_sizes(what: str, state: Sizes, routing: Routing) -> None:
+    """Raise ValueError for a learner or predictor of another model than the routing's."""
     sizes = (state.layers, state.experts, state.top)
     if sizes != (routing.layers, routing.experts, routing.top):
-        raise ValueError(f"Got a learner of {sizes} layers, experts and k")
+        raise ValueError(f"Got a {what} of {sizes} layers, experts and k")
 
 
 def _outcome(routing: Routing, residents: bool) -> Outcome:

@@ -85,7 +85,10 @@ $ miractl plan --gpu-memory 24GB --baseline 8.2GB --expert-size 1.1GB --profile 
 
 ## What is assumed
 
-- *CUDA context* and *this program*: 512 MiB each. *Headroom*: 512 MiB, or `--headroom`.
+- *CUDA context*: 512 MiB. *This program*: 448 MiB. *Headroom*: 512 MiB, of small memories a
+  sixteenth, or `--headroom`.
+- *Weights*: on a CPU without the token embedding, unless a head is made of it. It is read by rows
+  from its file, through the page cache.
 - *Prefill*: an upper bound of the largest step's activations. Requests that share steps read 512
   tokens of a prompt at a time; families that run one request at a time read all of it at once.
 - *KV cache*: for all requests at full context, at most 1 GiB and less on a small machine, or

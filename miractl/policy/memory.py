@@ -1,13 +1,13 @@
 """What a brain keeps from one run to the next: heat, uses, and what a learner has learned.
 
 One .npz file a model: `version`, `model` (a JSON object, equal for equal models), `heat` and
-`activations` [MoE layers, experts], and the learner's tables under their names. Or, to be read
-only, a CSV file as `miractl heat export` writes it.
+`activations` [MoE layers, experts], the learner's tables under their names, and those of predictors
+with `guesses.` before them. Or, to be read only, a CSV file as `miractl heat export` writes it.
 """
 
 import csv
+import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from miractl.errors import MiractlError, UsageError
+from miractl.errors import UsageError
+from miractl.outfile import write_whole
 from miractl.units import counted
 
 VERSION = 1
+GUESSES = "guesses."  # before the names of predictors' tables
 MOST_COUNTED = 2**53  # tokens of an expert: more are no count of a run
 
 
@@ -53,15 +55,23 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Heat and tokens of each expert, [layers, experts], and tables by name."""
+    """Heat and tokens of each expert, [layers, experts], and tables by name.
+
+    `tables` are those of the learner, `guesses` those of predictors.
+    """
 
     heat: npt.NDArray[np.float64]
     activations: npt.NDArray[np.int64]
     tables: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    guesses: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def describe(self, top_k: int) -> str:
         """What is in it, and of how many tokens, `top_k` experts each."""
-        what = "heat, counts and what was learned" if self.tables else "heat and counts"
+        what = (
+            "heat, counts and what was learned"
+            if self.tables or self.guesses
+            else "heat and counts"
+        )
         tokens = int(self.activations[0].sum()) // top_k
         return f"{what} of {counted(tokens, 'token')}"
 
@@ -96,27 +106,26 @@ def read_memory(path: Path, identity: Identity) -> Memory | None:
     if heat.shape != shape or activations.shape != shape or not _finite(heat, arrays):
         raise _refusal(path, "damaged")
     _refuse_counts(path, activations)
-    return Memory(heat.astype(np.float64), activations.astype(np.int64), arrays)
+    guesses = {name: arrays.pop(name) for name in list(arrays) if name.startswith(GUESSES)}
+    return Memory(
+        *(heat.astype(np.float64), activations.astype(np.int64), arrays),
+        guesses={name.removeprefix(GUESSES): array for name, array in guesses.items()},
+    )
 
 
 def write_memory(path: Path, identity: Identity, memory: Memory) -> None:
     """Write the file whole or not at all. Raises MiractlError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     arrays: dict[str, Any] = {
         **memory.tables,
+        **{f"{GUESSES}{name}": array for name, array in memory.guesses.items()},
         "version": np.array(VERSION),
         "model": np.array(json.dumps(identity.to_json())),
         "heat": memory.heat,
         "activations": memory.activations,
     }
-    try:
-        with partial.open("wb") as file:
-            np.savez(file, **arrays)
-        os.replace(partial, path)
-    except OSError as error:
-        raise MiractlError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    write_whole(path, content.getvalue())
 
 
 def _refusal(path: Path, reason: str) -> UsageError:

@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 
 from miractl.policy.markov import MarkovTable
-from miractl.policy.prediction import Popularity, Probabilities, is_prompt, owned, union
+from miractl.policy.prediction import (
+    Popularity,
+    Probabilities,
+    Tables,
+    is_prompt,
+    owned,
+    put_back,
+    union,
+)
 from miractl.policy.routing import Routed
 
 PLACES = 24  # positions 0, 1, 2-3, 4-7 and so on by powers of two
@@ -27,6 +35,7 @@ class PositionTable:
     def __init__(self, layers: int, experts: int, top_k: int) -> None:
         self._counts = np.full((PLACES, layers, experts), PRIOR_TOKENS * top_k / experts)
         self._tokens = np.full((PLACES, layers), PRIOR_TOKENS)
+        self._own = {"position.counts": self._counts, "position.tokens": self._tokens}
         self._popular = Popularity(layers, experts, top_k)
         self._layers = layers
         self._step: Routed | None = None
@@ -58,6 +67,15 @@ class PositionTable:
         self._counts *= 0.5
         self._tokens *= 0.5
         self._popular.fade()
+
+    def tables(self) -> Tables:
+        """All counts."""
+        return {**self._own, **self._popular.tables()}
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says."""
+        put_back(self._own, tables)
+        self._popular.recall(tables)
 
     def _count(self, place: int, layer: int, ids: Any) -> None:
         row = self._counts[place, layer]
@@ -92,3 +110,12 @@ class Hybrid:
         """Both."""
         self._markov.fade()
         self._position.fade()
+
+    def tables(self) -> Tables:
+        """Of both."""
+        return {**self._markov.tables(), **self._position.tables()}
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says, each its own."""
+        self._markov.recall(tables)
+        self._position.recall(tables)

@@ -5,7 +5,8 @@ time, and whoever acts on it keeps a record of how often guesses like it came tr
 be calibrated.
 """
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from miractl.policy.keys import NOBODY
 from miractl.policy.routing import Ids, Routed, Segment
 
 Probabilities = npt.NDArray[np.float64]  # [experts]
+Tables = Mapping[str, npt.NDArray[Any]]  # floating numbers, by name
 
 RECENT = 0.005  # rate of the averages of use, a token: the last 200 or so
 LAST = 16  # tokens of a prompt, at its end, that tables learn from
@@ -28,15 +30,48 @@ class Predictor(Protocol):
         """A layer is routed; `hidden` [tokens, H] are the states that its router saw."""
 
     def guess(self, ahead: int) -> Probabilities | None:
-        """Of the layer so many after the one observed last; None where nothing can be said."""
+        """Of the layer so many after the one observed last; None where nothing can be said.
+
+        Good until the next guess of as many layers ahead.
+        """
 
     def fade(self) -> None:
         """Forget half of what was counted, so that what is new counts more."""
 
 
+@runtime_checkable
+class TablePredictor(Predictor, Protocol):
+    """One that goes by tables, learned from the routing."""
+
+    def tables(self) -> Tables:
+        """What was learned and is worth keeping."""
+
+    def recall(self, tables: Tables) -> None:
+        """Start from what an earlier run learned, if it learned any. Raises ValueError: no fit."""
+
+
+def put_back(own: Tables, tables: Tables) -> bool:
+    """Fill arrays with the tables of their names; False if there is none. Raises ValueError."""
+    if not own.keys() & tables.keys():
+        return False
+    for name, array in own.items():
+        if name not in tables or tables[name].shape != array.shape:
+            raise ValueError(f"Got no table {name} of {array.shape}")
+    for name, array in own.items():
+        array[:] = tables[name]
+    return True
+
+
 def owned(step: Routed) -> list[Segment]:
     """The segments that are somebody's."""
     return [segment for segment in step.segments if segment.sequence != NOBODY]
+
+
+def only(step: Routed) -> Segment | None:
+    """The one new token that is all of the step and somebody's, or None."""
+    if len(step.ids) > 1 or step.segments[0].sequence == NOBODY:
+        return None
+    return step.segments[0]
 
 
 def is_prompt(step: Routed) -> bool:
@@ -62,28 +97,19 @@ class Popularity:
     def __init__(self, layers: int, experts: int, top_k: int) -> None:
         self._share = np.full((layers, experts), top_k / experts)
         self._layer, self._tokens = 0, 1
-        self._told: list[tuple[int, Ids]] = []  # layers and their experts [k], not counted yet
+        self._rows = np.arange(layers)[:, None]
 
     def observe(self, step: Routed, hidden: Any = None) -> None:
         """Move the averages on by the step's tokens."""
         ids = self._ids(step)
         self._layer, self._tokens = step.layer, len(ids)
-        if step.layer == 0:
-            self._catch_up()
-        if len(ids) == 1:
-            self._told.append((step.layer, ids[0]))
-        elif len(ids):
+        if len(ids):
             self._count(step.layer, ids)
-        if step.layer == len(self._share) - 1:
-            self._catch_up()
 
-    def _catch_up(self) -> None:
-        """New tokens are counted when all layers are through: only later layers are asked about."""
-        if self._told:
-            layers, ids = zip(*self._told, strict=True)
-            self._share[layers, :] *= 1 - RECENT
-            np.add.at(self._share, (np.array(layers)[:, None], np.array(ids)), RECENT)
-            self._told.clear()
+    def count(self, ids: npt.NDArray[np.integer[Any]]) -> None:
+        """Move the averages on by one token, ids [layers, k]."""
+        self._share *= 1 - RECENT
+        np.add.at(self._share, (self._rows, ids), RECENT)
 
     def _count(self, layer: int, ids: Ids) -> None:
         row = self._share[layer]
@@ -102,8 +128,15 @@ class Popularity:
 
     def fade(self) -> None:
         """Draw the averages half way to their mean."""
-        self._catch_up()
         self._share += (self._share.mean(axis=1, keepdims=True) - self._share) / 2
+
+    def tables(self) -> Tables:
+        """The averages."""
+        return {"popularity": self._share}
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says."""
+        put_back(self.tables(), tables)
 
     @staticmethod
     def _ids(step: Routed) -> Ids:
@@ -120,7 +153,7 @@ class Shuffled:
     Its guesses are as sure as the real ones and as right as chance; bets on it must end.
     """
 
-    def __init__(self, inner: Predictor, layers: int, experts: int, seed: int = 0) -> None:
+    def __init__(self, inner: TablePredictor, layers: int, experts: int, seed: int = 0) -> None:
         self.mode, self._inner, self._layer = "shuffle", inner, 0
         rng = np.random.default_rng(seed)
         self._order = rng.permuted(np.tile(np.arange(experts), (layers, 1)), axis=1)
@@ -138,3 +171,11 @@ class Shuffled:
     def fade(self) -> None:
         """As the inner one does."""
         self._inner.fade()
+
+    def tables(self) -> Tables:
+        """The inner one's, in its own order."""
+        return self._inner.tables()
+
+    def recall(self, tables: Tables) -> None:
+        """As the protocol says."""
+        self._inner.recall(tables)

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from miractl.errors import UsageError
+from miractl.native.library import available
 from miractl.native.replay import Admission, Kind
 from miractl.policy.eviction import (
     Anybody,
+    CompiledHeat,
     EvictionPolicy,
     HeatEviction,
     LeastOftenUsed,
@@ -100,7 +102,7 @@ def make_policy(
     if policy.kind is Kind.LEARNED:
         return Learned(layers, experts, top, slots, policy.admission)
     if policy.kind is Kind.HEAT:
-        return HeatEviction(heat, layers, experts)
+        return (CompiledHeat if available() else HeatEviction)(heat, layers, experts)
     if policy.kind is Kind.LFU:
         return LeastOftenUsed(layers, experts)
     return (LeastRecentlyUsed if policy.kind is Kind.LRU else Anybody)(layers, experts)

@@ -1,5 +1,6 @@
 """What the routers decided in one layer of one step, as the brain is told of it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,3 +49,13 @@ class Routed:
             self.scores = np.ascontiguousarray(self.scores, np.float32)
             self.at = self.ids.ctypes.data, self.scores.ctypes.data
         return self.at
+
+    def parts(self, limit: int) -> Iterator[tuple[slice, "Routed"]]:
+        """So many tokens at a time, with the rows that they are: a long step is computed so."""
+        if len(self.ids) <= limit:
+            yield slice(None), self
+            return
+        for at in range(0, len(self.ids), limit):
+            rows = slice(at, at + limit)
+            ids, scores = self.ids[rows], self.scores[rows]
+            yield rows, Routed(self.layer, ids, scores, self.segments, self.step)

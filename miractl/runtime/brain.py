@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,14 +12,11 @@ from transformers import PreTrainedModel
 from miractl.errors import MiractlError, UsageError
 from miractl.native import available
 from miractl.policy.eviction import Brain
-from miractl.policy.foresight import Foresight
-from miractl.policy.heat import HeatTable
-from miractl.policy.markov import MarkovTable
+from miractl.policy.guessing import LEARNED, make_predictor
+from miractl.policy.heat import heat_for
 from miractl.policy.memory import Identity, read_memory, writable, write_memory
-from miractl.policy.position import Hybrid, PositionTable
-from miractl.policy.prediction import Popularity, Predictor, Shuffled
+from miractl.policy.prediction import Predictor, TablePredictor
 from miractl.policy.registry import DEFAULT, STATIC, WITHOUT_LIBRARY, make_policy
-from miractl.policy.resampling import Resampled
 from miractl.runtime.lookahead import Lookahead, find_router
 
 if TYPE_CHECKING:
@@ -26,25 +24,6 @@ if TYPE_CHECKING:
     from miractl.runtime.outline import Outline
 
 log = logging.getLogger(__name__)
-
-TABLES: dict[str, Callable[[int, int, int], Predictor]] = {
-    table.mode: table for table in (MarkovTable, PositionTable, Hybrid, Popularity)
-}
-
-
-def heat_table(
-    outline: "Outline", parameters: Mapping[str, Any], clock: Callable[[], float]
-) -> HeatTable:
-    """The heat score of every expert, by the profile's parameters."""
-    return HeatTable(
-        len(outline.layers),
-        outline.experts,
-        outline.top_k,
-        clock=clock,
-        threshold=parameters["cache_threshold"],
-        window=parameters["prediction_window_ms"] / 1000,
-        decay=parameters["heat_decay_factor"],
-    )
 
 
 def default_policy() -> str:
@@ -72,12 +51,16 @@ def brain_for(
     options: "EngineOptions",
     slots: float,
     clock: Callable[[], float],
+    predictor: Predictor | None,
 ) -> Brain:
     """The policy asked for, for `slots` experts a layer, and the heat; warm if there is a memory.
 
+    So is the predictor then, if it is one that remembers.
+
     Raises UsageError for a memory that does not belong to the model, or that static has not got.
     """
-    heat = heat_table(outline, options.parameters, clock)
+    sizes = len(outline.layers), outline.experts, outline.top_k
+    heat = heat_for(*sizes, options.parameters, clock)
     path, memory = options.warm_heat, None
     name = options.policy or default_policy()
     if path is not None:
@@ -88,6 +71,8 @@ def brain_for(
     if memory is not None:
         try:
             brain.recall(memory)
+            if isinstance(predictor, TablePredictor):
+                predictor.recall(memory.guesses)
         except ValueError as error:
             brain.close()
             raise UsageError(f"warm heat {path}: {error}") from None
@@ -98,12 +83,15 @@ def brain_for(
 
 
 def remember(engine: "Engine") -> None:
-    """Keep what the brain knows for the next start, if asked to; the log has a line of it."""
+    """Keep what was learned for the next start, if asked to; the log has a line of it."""
     path = engine.options.warm_heat
     if path is None or not writable(path):
         return
     try:
         memory = engine.brain.remember()
+        if isinstance(engine.predictor, TablePredictor):
+            guesses = {**memory.guesses, **engine.predictor.tables()}
+            memory = replace(memory, guesses=guesses)
         write_memory(path, identity_of(engine.model, engine.outline), memory)
     except MiractlError as error:
         log.error("%s", error.message)
@@ -123,18 +111,9 @@ def predictor_for(
             "%s: no router found beside the experts; predicting from the routing instead",
             outline.config.model_type,
         )
-        mode = "learned"
+        mode = LEARNED
     sizes = len(outline.layers), outline.experts, outline.top_k
-    predictor: Predictor
-    if mode in TABLES:
-        predictor = TABLES[mode](*sizes)
-    else:
-        predictor = Foresight(*sizes, horizon=parameters["prediction_horizon"])
-    if mode == "shuffle":
-        predictor = Shuffled(predictor, *sizes[:2])
-    if not parameters["dynamic_resampling"]:
-        return predictor
-    return Resampled(predictor, parameters["resample_interval_tokens"])
+    return make_predictor(mode, *sizes, parameters)
 
 
 def _lookahead(model: PreTrainedModel, outline: "Outline") -> Lookahead | None:

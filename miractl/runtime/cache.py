@@ -157,8 +157,8 @@ class ExpertCache:
         table, keys = self.residency, self._keys[step.layer]
         here, left = table.here, NOBODY
         coming: dict[ExpertKey, Ticket] = {}
-        if table.arrived:
-            for _, slot in here[-table.arrived :]:
+        if arrived := table.arrived:
+            for _, slot in here[-arrived:]:
                 self.transfers.wait(self._tickets[slot])
         if self._filling:
             coming = self._filled(keys, here)

@@ -16,6 +16,7 @@ from miractl.native.kernels import Pool
 from miractl.native.layout import MatrixShape
 from miractl.native.library import why_not
 from miractl.plan.slots import SlotPlan
+from miractl.policy.prediction import Predictor
 from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_slots
 from miractl.runtime import facts, kv, norms, rotary, timing
@@ -36,7 +37,7 @@ from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.outline import Outline, read_outline
 from miractl.runtime.pages import use_huge_pages
 from miractl.runtime.prefetch import Prefetcher
-from miractl.runtime.recording import Recording, recorder_for
+from miractl.runtime.recording import Recording, recorder_for, served_by
 from miractl.runtime.runner import LayerRuns
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
@@ -106,33 +107,37 @@ class Engine:
         layers, values = len(outline.layers), options.parameters
         self.arena: SlotArena | HostTier
         self.arena, transfers = self._transfers(sleep)
+        self.recording = None if recorder is None else Recording(recorder, layers, clock)
+        deciding = clock
+        if self.recording is not None:
+            transfers, deciding = self.recording.link(transfers), self.recording.clock
         self.compute = compute_for(layout, self.arena, outline.experts, pool)
         slots = sum(plan.ways) / layers
         self.policy = options.policy or default_policy()
-        self.brain = brain_for(model, outline, options, slots, clock)
+        self.predictor = self._predictor()
+        self.brain = brain_for(model, outline, options, slots, clock, self.predictor)
         self.stopwatch = Stopwatch(lambda: timing.moved(self.cache), clock, kernel_reads())
         ways = ways_for(self.policy, plan.ways, asked=options.sets is not None)
         self.cache = ExpertCache(
             make_slots(plan.slots, ways, plan.staging_limit, self.brain),
             transfers,
-            *(plan.expert_bytes, clock, self.stopwatch.begin),
+            *(plan.expert_bytes, deciding, self.stopwatch.begin),
             host=host_for(options, transfers),
         )
         self.prefetcher: Prefetcher | None = None
-        if plan.staging_limit and (reason := why_not()):
-            log.warning("nothing is prefetched: %s", reason)
-        elif plan.staging_limit:
+        if self.predictor is not None:
             self.prefetcher = Prefetcher(
-                *(self.cache, predictor_for(model, outline, values)),
+                *(self.cache, self.predictor),
                 confidence=values["prediction_confidence"],
                 horizon=values["prediction_horizon"],
-                clock=clock,
+                clock=deciding,
             )
         sequences = Sequences()
         sequences.watch(model)
         blocks = (model.get_submodule(name.rpartition(".")[0]) for name in outline.modules)
         watch(model, blocks, sequences, self.stopwatch)
-        self.recording = None if recorder is None else Recording(recorder, layers)
+        if self.recording is not None:
+            self.recording.begin(self.cache, served_by(self))
         runs = LayerRuns(
             *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch), self.recording
         )
@@ -154,6 +159,18 @@ class Engine:
             else DiskMover(self.source, arena)
         )
         return arena, TransferQueue(mover, self._clock)
+
+    def _predictor(self) -> Predictor | None:
+        """What bets go by; None where there are none."""
+        if not self.plan.staging_limit:
+            return None
+        if (reason := why_not()) is not None:
+            log.warning("nothing is prefetched: %s", reason)
+            return None
+        found = predictor_for(self.model, self.outline, self.options.parameters)
+        if self.recording is None:
+            return found
+        return self.recording.guesses(found, self.outline.experts)
 
     @classmethod
     def load(

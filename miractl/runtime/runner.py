@@ -49,13 +49,17 @@ class LayerRuns:
         self.stopwatch.begin("decide")
         try:
             with self._one_at_a_time:
-                step, then = self._record(layer, ids, scores), None
+                step, then = self._record(layer, x, ids, scores), None
                 if self.prefetcher is not None:
                     self.prefetcher.settle(step)
                     then = partial(self.prefetcher.bet, step, x)
                 if len(step.ids) > 1:
-                    return self._split(module, x, step, scores, then)
-                return self._step(module, x, step, scores, then)
+                    result = self._split(module, x, step, scores, then)
+                else:
+                    result = self._step(module, x, step, scores, then)
+                if self.recording is not None:
+                    self.recording.computed()
+                return result
         finally:
             self.stopwatch.begin("attention")
 
@@ -68,17 +72,11 @@ class LayerRuns:
         then: Callable[[], None] | None,
     ) -> torch.Tensor:
         """As many tokens at a time as there is memory for their parts."""
-        tokens, top = step.ids.shape
-        limit = max(1, PART_BYTES // (top * x.shape[1] * x.element_size()))
-        if tokens <= limit:
-            return self._step(module, x, step, scores, then)
         parts = []
-        for at in range(0, tokens, limit):
-            s = slice(at, at + limit)
-            part = Routed(step.layer, step.ids[s], step.scores[s], step.segments, step.step)
-            parts.append(self._step(module, x[s], part, scores[s], then))
+        for rows, part in step.parts(self._limit(step, x)):
+            parts.append(self._step(module, x[rows], part, scores[rows], then))
             then = None
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _step(
         self,
@@ -94,8 +92,18 @@ class LayerRuns:
         groups = self.cache.serve(step, then)
         return self.compute.mix(step.layer, module, x, ids, scores, experts, groups)
 
-    def _record(self, layer: int, ids: torch.Tensor, scores: torch.Tensor) -> Routed:
+    @staticmethod
+    def _limit(step: Routed, x: torch.Tensor) -> int:
+        """Tokens that there is memory for."""
+        limit: int = max(1, PART_BYTES // (step.ids.shape[1] * x.shape[1] * x.element_size()))
+        return limit
+
+    def _record(
+        self, layer: int, x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor
+    ) -> Routed:
         cache, sequences = self.cache, self.sequences
+        if self.recording is not None:
+            scores = scores.to(torch.float16)  # as it is recorded: this decides, and computes not
         ids, scores = plain(ids, torch.int64), plain(scores, torch.float32)  # read back, once
         at = ids.data_ptr(), scores.data_ptr()
         own = ids.numpy()
@@ -106,5 +114,5 @@ class LayerRuns:
         if layer == 0:
             cache.count_step(len(own))
         if self.recording is not None:
-            self.recording.record(step, cache.residency.policy.seconds)
+            self.recording.record(step, cache.residency.policy.seconds, self._limit(step, x))
         return step

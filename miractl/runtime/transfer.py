@@ -87,7 +87,9 @@ class TransferStats:
 class Transfers(Protocol):
     """Experts on their way into slots, as the cache and the bets see them."""
 
-    stats: TransferStats
+    @property
+    def stats(self) -> TransferStats:
+        """Totals, as they are now."""
 
     @property
     def source(self) -> str:

@@ -91,7 +91,8 @@ def steps_of(trace: Trace, routing: Routing) -> Iterator[tuple[list[float] | Non
     sequence = np.repeat(np.arange(len(lengths)), lengths)
     first = trace.first_positions or (0,) * len(lengths)
     position = np.arange(len(trace.ids)) - (starts - np.array(first))[sequence]
-    order = np.argsort(trace.steps, kind="stable")
+    places = () if trace.rows is None else (trace.rows,)
+    order = np.lexsort((*places, trace.steps))
     edges = np.flatnonzero(np.diff(trace.steps[order])) + 1
     ids, scores = trace.ids, routing.probabilities
     for number, tokens in enumerate(np.split(order, edges)):

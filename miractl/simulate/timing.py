@@ -6,6 +6,7 @@ the same time; within a layer the slowest decides, and layers follow each other.
 long for many tokens as for one: reading its weights is what takes time in decoding.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
@@ -14,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.replay import Routing
+from miractl.policy.keys import ExpertKey
+from miractl.policy.placement import Missing, Place, Rates, place
 
 Seconds = npt.NDArray[np.float64]
-Key = tuple[int, int]  # (layer, expert)
 
 
 class Misses(Enum):
@@ -25,7 +27,7 @@ class Misses(Enum):
     OFFLOAD = "brought over the link, waited for, computed by the device"
     FILL = "computed by the host, and always sent for; waited for if wanted before it is there"
     HOST = "computed by the host, and sent for if the link is idle"
-    CHEAPER = "as many waited for as makes the layer shortest; the rest as HOST"
+    CHEAPER = "whatever is done sooner, as the runtime decides it; by the host as HOST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +143,13 @@ class _Machine:
     host: int = 0
     moved: int = 0
     device_busy: float = 0.0
-    sets: list[dict[Key, _Slot]] = field(init=False)
+    sets: list[dict[ExpertKey, _Slot]] = field(init=False)
+    rates: Rates = field(init=False)
 
     def __post_init__(self) -> None:
         self.sets = [{} for _ in self.ways]
+        self.rates = Rates()
+        self.rates.copy, self.rates.host_expert = self.costs.link, self.costs.host
 
     def pass_time(self, seconds: float) -> None:
         """The device is busy with something other than experts."""
@@ -156,47 +161,51 @@ class _Machine:
         self.pass_time(self.costs.layer)
         self.turn += 1
         ready, waiting, absent = self._look_up(layer, experts)
-        by_host = 0
-        if self.misses in (Misses.HOST, Misses.CHEAPER):
-            by_host, waiting = len(waiting), []
-        brought = self._brought(len(absent), ready)
-        waiting += [self._send(key) for key in absent[:brought]]
+        left = self._left(waiting, absent)
+        arrivals = [arrives for key, arrives in waiting.items() if key not in left]
+        arrivals += [self._send(key) for key in absent if key not in left]
         if self.misses is not Misses.OFFLOAD:
-            self._fill(absent[brought:])
-        self._compute(ready, waiting, by_host + len(absent) - brought)
+            self._fill([key for key in absent if key in left])
+        self._compute(ready, arrivals, len(left))
 
-    def _look_up(self, layer: int, experts: list[int]) -> tuple[int, list[float], list[Key]]:
+    def _look_up(
+        self, layer: int, experts: list[int]
+    ) -> tuple[int, dict[ExpertKey, float], list[ExpertKey]]:
         """How many are there, when those under way arrive, and who is absent."""
         held = self.sets[layer % len(self.ways)]
-        ready, waiting, absent = 0, [], []
+        ready, waiting, absent = 0, dict[ExpertKey, float](), list[ExpertKey]()
         for expert in experts:
-            slot = held.get((layer, expert))
+            key = ExpertKey(layer, expert)
+            slot = held.get(key)
             if slot is None:
-                absent.append((layer, expert))
+                absent.append(key)
                 continue
             slot.used = self.turn
             if slot.arrives <= self.now:
                 ready += 1
             else:
-                waiting.append(slot.arrives)
+                waiting[key] = slot.arrives
         self.lookups += len(experts)
         self.hits += ready
         self.late += len(waiting)
         return ready, waiting, absent
 
-    def _brought(self, absent: int, ready: int) -> int:
-        """How many of a layer's absent experts the device waits for."""
-        if self.misses is not Misses.CHEAPER:
-            return absent if self.misses is Misses.OFFLOAD else 0
-        wait, c = max(0.0, self.link_free - self.now), self.costs
+    def _left(
+        self, waiting: Mapping[ExpertKey, float], absent: Sequence[ExpertKey]
+    ) -> set[ExpertKey]:
+        """The experts that the host computes, of those that are under way or absent."""
+        if self.misses is Misses.OFFLOAD:
+            return set()
+        if self.misses is Misses.FILL:
+            return set(absent)
+        if self.misses is Misses.HOST:
+            return {*waiting, *absent}
+        missing = [Missing(key, 1, arrives - self.now) for key, arrives in waiting.items()]
+        missing += [Missing(key, 1) for key in absent]
+        chosen = place(missing, max(0.0, self.link_free - self.now), self.rates)
+        return {key for key, where in chosen.items() if where is Place.HOST}
 
-        def end(count: int) -> float:
-            device = max(wait + count * c.link, ready * c.device) + c.device if count else 0.0
-            return max(device, (absent - count) * c.host)
-
-        return min(range(absent + 1), key=end)
-
-    def _fill(self, keys: list[Key]) -> None:
+    def _fill(self, keys: Sequence[ExpertKey]) -> None:
         """Bring experts that the host computes into the cache, for later."""
         for key in keys:
             busy = self.misses is not Misses.FILL and self.link_free > self.now
@@ -204,7 +213,7 @@ class _Machine:
                 return
             self._send(key)
 
-    def _send(self, key: Key) -> float:
+    def _send(self, key: ExpertKey) -> float:
         """Send an expert over the link, to stay if there is room; when it arrives."""
         self.link_free = max(self.link_free, self.now) + self.costs.link
         self.moved += 1
@@ -216,12 +225,12 @@ class _Machine:
             held[key] = _Slot(self.turn, self.link_free)
         return self.link_free
 
-    def _has_room(self, key: Key) -> bool:
+    def _has_room(self, key: ExpertKey) -> bool:
         """Whether the set has a free slot, or one that nobody needs now."""
         number = key[0] % len(self.ways)
         return len(self.sets[number]) < self.ways[number] or bool(self._victims(number))
 
-    def _victims(self, number: int) -> list[Key]:
+    def _victims(self, number: int) -> list[ExpertKey]:
         return [key for key, slot in self.sets[number].items() if slot.used < self.turn]
 
     def _compute(self, ready: int, waiting: list[float], by_host: int) -> None:

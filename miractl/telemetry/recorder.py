@@ -1,14 +1,16 @@
 """Writes a routing trace while it happens: what `miractl.telemetry.trace` reads.
 
 Tokens come step by step and are stored text by text, so they are spooled to a file without a name
-beside the target and sorted when the recording ends. Memory is bounded by 24 bytes a token; the
+beside the target and sorted when the recording ends. Memory is bounded by 32 bytes a token; the
 file, which is written whole or not at all, by `MOST_BYTES`.
 """
 
 import json
 import os
+import shutil
 import tempfile
 import zipfile
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,9 +38,12 @@ class Recorder:
         self._dtype = np.dtype(np.uint8 if experts <= 256 else np.uint16)
         self._record = layers * top * (self._dtype.itemsize + 2)
         self._sequences, self._steps, self._positions = array("q"), array("q"), array("q")
+        self._rows = array("q")
         self._count = 0
+        self._deflate = zlib.compressobj()
         try:
             self._tokens, self._seconds = _spool(path.parent), _spool(path.parent)
+            self._tape = _spool(path.parent)
         except OSError as error:
             raise MiractlError(f"cannot record to {path}: {error.strerror}") from None
 
@@ -49,41 +54,48 @@ class Recorder:
         ids: npt.NDArray[Any],
         probabilities: npt.NDArray[Any],
         seconds: npt.NDArray[np.float64],
+        tape: npt.NDArray[np.int64],
     ) -> None:
         """One step: sequences and positions [tokens], ids and probabilities [tokens, layers, k].
 
-        `seconds` [layers] is when each layer's routing was known. `full` says that this and all
-        that comes is left out.
+        `seconds` [layers] is when each layer's routing was known, `tape` what decisions were told.
+        `full` says that this and all that comes is left out.
         """
         size = (len(self._sequences) + len(ids)) * self._record + (self._count + 1) * seconds.nbytes
-        self.full = self.full or size > MOST_BYTES
+        self.full = self.full or size + self._tape.tell() > MOST_BYTES
         if self.full:
             return
         flat = ids.astype(self._dtype).reshape(len(ids), -1).view(np.uint8)
         gates = probabilities.astype(np.float16).reshape(len(ids), -1).view(np.uint8)
         self._tokens.write(np.hstack([flat, gates]).tobytes())
         self._seconds.write(seconds.astype(np.float64).tobytes())
+        self._tape.write(self._deflate.compress(tape.astype("<i8").tobytes()))
         self._sequences.extend(sequences.tolist())
         self._positions.extend(positions.tolist())
         self._steps.extend([self._count] * len(ids))
+        self._rows.extend(range(len(ids)))
         self._count += 1
 
-    def finish(self) -> int:
+    def finish(self, more: Mapping[str, Any], tape: bool = True) -> int:
         """Write the trace and end; the number of tokens. None, and there is no file.
 
-        Raises MiractlError if it cannot be written.
+        `more` is known only now and goes into `meta`; without `tape` it is left out. Raises
+        MiractlError if it cannot be written.
         """
+        self._meta |= more
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             if self._sequences:
                 with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as file:
                     self._write(file)
+                    if tape:
+                        self._write_tape(file)
                 os.replace(partial, self.path)
         except OSError as error:
             raise MiractlError(f"cannot record to {self.path}: {error.strerror}") from None
         finally:
             partial.unlink(missing_ok=True)
-            for spool in (self._tokens, self._seconds):
+            for spool in (self._tokens, self._seconds, self._tape):
                 with suppress(OSError):  # of a full disk, for what it could not take before
                     spool.close()
         return len(self._sequences)
@@ -96,6 +108,7 @@ class Recorder:
             "seq_lens": np.diff(np.append(first, len(order))),
             "first_pos": np.array(self._positions)[order[first]],
             "steps": np.array(self._steps)[order],
+            "rows": np.array(self._rows, np.uint32)[order],
             "meta": np.array(json.dumps(self._meta)),
         }
         for name, values in small.items():
@@ -112,12 +125,19 @@ class Recorder:
             with _member(file, name, dtype, shape) as member:
                 for at in range(0, len(order), CHUNK):
                     member.write(spool[order[at : at + CHUNK], part].tobytes())
-        self._seconds.seek(0)
-        with _member(
-            file, "gate_seconds", np.dtype(np.float64), (self._count, self._shape[0])
-        ) as member:
-            for data in iter(lambda: self._seconds.read(2**20), b""):
-                member.write(data)
+        steps = (self._count, self._shape[0])
+        with _member(file, "gate_seconds", np.dtype(np.float64), steps) as member:
+            _copy(self._seconds, member)
+
+    def _write_tape(self, file: zipfile.ZipFile) -> None:
+        self._tape.write(self._deflate.flush())
+        with _member(file, "tape", np.dtype(np.uint8), (self._tape.tell(),)) as member:
+            _copy(self._tape, member)
+
+
+def _copy(spool: IO[bytes], to: IO[bytes]) -> None:
+    spool.seek(0)
+    shutil.copyfileobj(spool, to)
 
 
 def _spool(folder: Path) -> IO[bytes]:

@@ -3,14 +3,16 @@
 The file is an .npz with `topk_ids` [tokens, MoE layers, k] and, where known, `topk_probs` (or
 `topk_weights`) of the same shape, `seq_lens` (tokens of each text) and `first_pos` (position of the
 first of them), `steps` [tokens] (the step that computed a token: tokens of a prompt together,
-requests beside each other; they count from 0 and rise within a text), `gate_seconds`
-[steps, MoE layers] (when a layer's routing was known), and `meta`, a JSON object with `model`,
-`experts` and `layer_indices`. `miractl.telemetry.recorder` writes them.
+requests beside each other; they count from 0 and rise within a text), `rows` [tokens] (where in its
+step a token stood), `gate_seconds` [steps, MoE layers] (when a layer's routing was known), `tape`
+[bytes] (what decisions were told, whole numbers of eight bytes, deflated) and `meta`, a JSON object
+with `model`, `experts` and `layer_indices`. `miractl.telemetry.recorder` writes them.
 """
 
 import json
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.errors import UsageError
+from miractl.telemetry.served import Served, counts_from
 
 Ids = npt.NDArray[np.int64]  # [tokens, layers, k]
 Floats = npt.NDArray[np.float32]
 Steps = npt.NDArray[np.int64]  # [tokens]
 HINT = "record one: miractl serve --record-trace FILE"
 EXPERT_NAMES = ("experts", "n_experts", "n_routed_experts", "num_experts")
+BLOCK = 2**16  # bytes of a tape that are inflated at a time
 LAYER_NAMES = ("layer_indices", "moe_layer_indices", "layers")
 
 
@@ -49,6 +53,23 @@ class Trace:
     gate_seconds: npt.NDArray[np.float64] | None = None
     slots: tuple[int, tuple[int, ...]] | None = None  # and the ways of each set, when recorded
     expert_bytes: int | None = None  # of an expert in its slot, when recorded
+    rows: Steps | None = None  # [tokens]: where in its step each stood
+    tape: bytes | None = None  # what decisions were told, deflated
+    served: Served | None = None  # how the server decided that recorded
+    counts: Mapping[str, int] | None = None  # what it had counted by the end of the recording
+    lost: str | None = None  # why the recording has not all that was decided on
+
+    def tape_numbers(self) -> Iterator[int]:
+        """The tape's. Raises UsageError where it is damaged."""
+        inflate, rest, tape = zlib.decompressobj(), b"", self.tape or b""
+        for at in range(0, len(tape), BLOCK):
+            try:
+                block = rest + inflate.decompress(tape[at : at + BLOCK])
+            except zlib.error:
+                raise UsageError(f"trace {self.name}: the tape is damaged", hint=HINT) from None
+            whole = len(block) // 8 * 8
+            rest = block[whole:]
+            yield from np.frombuffer(block[:whole], "<i8").tolist()
 
 
 def read_trace(path: Path) -> Trace:
@@ -72,7 +93,16 @@ def read_trace(path: Path) -> Trace:
     if indices is not None and len(indices) != ids.shape[1]:
         raise _refusal(path, f"{len(indices)} layer indices for {ids.shape[1]} layers")
     lengths = _lengths(path, len(ids), arrays.get("seq_lens"))
+    slots, (served, counts) = _slots(path, meta), _server(path, meta)
+    if slots and served and not served.fits(slots[0]):
+        sets = f"sets of {list(served.ways)} and {served.staged} staged"
+        raise _refusal(path, f"meta: {sets} do not fit {slots[0]} slots")
     steps = _steps(path, lengths or (len(ids),), arrays.get("steps"))
+    rows, tape = arrays.get("rows"), arrays.get("tape")
+    if rows is not None and (rows.shape != ids.shape[:1] or rows.dtype.kind not in "iu"):
+        raise _refusal(path, f"rows is {rows.dtype}{list(rows.shape)}")
+    if tape is not None and (tape.ndim != 1 or tape.dtype != np.uint8):
+        raise _refusal(path, f"tape is {tape.dtype}{list(tape.shape)}")
     return Trace(
         path.name,
         ids.astype(np.int64),
@@ -84,14 +114,18 @@ def read_trace(path: Path) -> Trace:
         _positions(path, lengths, arrays.get("first_pos")),
         steps,
         _seconds(path, steps, ids.shape[1], arrays.get("gate_seconds")),
-        _slots(path, meta),
+        slots,
         _expert_bytes(path, meta),
+        None if rows is None else rows.astype(np.int64),
+        None if tape is None else tape.tobytes(),
+        *(served, counts),
+        str(meta["lost"]) if meta.get("lost") else None,
     )
 
 
 _ARRAYS = (
     *("topk_ids", "topk_probs", "topk_weights", "seq_lens", "first_pos", "steps", "gate_seconds"),
-    "meta",
+    *("meta", "rows", "tape"),
 )
 
 
@@ -108,6 +142,18 @@ def _slots(path: Path, meta: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] |
     if not whole or type(slots) is not int or slots < sum(ways):
         raise _refusal(path, f"meta has no division of slots in {slots!r} and {ways!r}")
     return slots, tuple(ways)
+
+
+def _server(path: Path, meta: Mapping[str, Any]) -> tuple[Served | None, Mapping[str, int] | None]:
+    """How the server decided that recorded, and what it counted."""
+    served, counts = meta.get("served"), meta.get("counts")
+    try:
+        return (
+            None if served is None else Served.from_json(served),
+            None if counts is None else counts_from(counts),
+        )
+    except ValueError as error:
+        raise _refusal(path, f"meta: {error}") from None
 
 
 def _expert_bytes(path: Path, meta: Mapping[str, Any]) -> int | None:

@@ -12,7 +12,8 @@ from miractl.policy.memory import Identity, Memory, read_memory, writable, write
 MODEL = Identity("qwen3_moe", (1, 3), 4, 2, "0123")
 HEAT = np.linspace(0, 1, 8).reshape(2, 4)
 TABLES = {"weights": np.arange(3, dtype=np.float32)}
-MEMORY = Memory(HEAT, np.arange(8).reshape(2, 4), TABLES)
+GUESSES = {"weights": np.arange(4.0), "markov.by_layer": np.ones((2, 2), np.float32)}
+MEMORY = Memory(HEAT, np.arange(8).reshape(2, 4), TABLES, GUESSES)
 
 
 @pytest.fixture
@@ -26,7 +27,10 @@ def test_what_was_kept_comes_back(path: Path) -> None:
     assert found is not None
     np.testing.assert_array_equal(found.heat, MEMORY.heat)
     np.testing.assert_array_equal(found.activations, MEMORY.activations)
-    np.testing.assert_array_equal(found.tables["weights"], TABLES["weights"])
+    for ours, kept in ((found.tables, TABLES), (found.guesses, GUESSES)):
+        assert ours.keys() == kept.keys()
+        for name, table in kept.items():
+            np.testing.assert_array_equal(ours[name], table)
     assert [each.name for each in path.parent.iterdir()] == ["a10.npz"]
 
 
@@ -58,9 +62,11 @@ def test_a_file_that_is_none_of_ours_is_refused(path: Path, tmp_path: Path) -> N
 
 
 def test_numbers_that_are_none_are_refused(path: Path) -> None:
-    write_memory(path, MODEL, dataclasses.replace(MEMORY, heat=HEAT * np.nan))
-    with pytest.raises(UsageError, match="damaged"):
-        read_memory(path, MODEL)
+    nan = {"weights": np.full(2, np.nan)}
+    for change in ({"heat": HEAT * np.nan}, {"tables": nan}, {"guesses": nan}):
+        write_memory(path, MODEL, dataclasses.replace(MEMORY, **change))
+        with pytest.raises(UsageError, match="damaged"):
+            read_memory(path, MODEL)
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**60, 0.5])
@@ -87,6 +93,15 @@ def test_other_versions_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MiractlError, match=r"cannot write .*: No such file"):
         write_memory(tmp_path / "none" / "a.npz", MODEL, MEMORY)
+
+
+def test_a_link_stays_one_to_the_new_memory(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.npz"
+    link.symlink_to(path)
+    before = path.read_bytes()
+    write_memory(link, MODEL, dataclasses.replace(MEMORY, tables={}))
+    assert link.is_symlink()
+    assert path.read_bytes() != before
 
 
 def export(path: Path, rows: list[tuple[int, int]]) -> Path:

@@ -1,6 +1,6 @@
 """Predictors: what each learns from the stream, and that sequences do not mix."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from miractl.native.predictor import recall
 from miractl.policy.foresight import Foresight
 from miractl.policy.markov import MarkovTable
 from miractl.policy.position import HYBRID_TOKENS, Hybrid, PositionTable, place_of
-from miractl.policy.prediction import Popularity, Predictor, Shuffled, union
-from miractl.policy.resampling import SETTLED, Resampled
+from miractl.policy.prediction import Popularity, Predictor, Shuffled, TablePredictor, union
+from miractl.policy.resampling import EVERY, SETTLED, Resampled
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.streams import MOST, Streams
 
 LAYERS, EXPERTS = 3, 8
-MAKERS: dict[str, Callable[[], Predictor]] = {
+MAKERS: dict[str, Callable[[], TablePredictor]] = {
     "markov": lambda: MarkovTable(LAYERS, EXPERTS, 1),
     "token-position": lambda: PositionTable(LAYERS, EXPERTS, 1),
     "hybrid": lambda: Hybrid(LAYERS, EXPERTS, 1),
@@ -45,7 +45,8 @@ def token(predictor: Predictor, position: int, *experts: int) -> list[np.ndarray
     guesses = []
     for layer, expert in enumerate(experts):
         predictor.observe(step(layer, expert, position=position), None)
-        guesses.append(predictor.guess(1))
+        guess = predictor.guess(1)  # overwritten by the next
+        guesses.append(None if guess is None else guess.copy())
     return guesses
 
 
@@ -117,8 +118,7 @@ def test_sequences_do_not_mix(name: str) -> None:
     for position in range(300):
         experts = (1, 6) if position // 10 % 2 else (3, 4)
         for layer in range(LAYERS):
-            for at, expert in enumerate(experts):
-                predictor.observe(step(layer, expert, position=position, sequence=at), None)
+            predictor.observe(batch(layer, *experts, position=position), None)
     predictor.observe(batch(0, 1, 6, position=301), None)
     both = predictor.guess(1)
     assert both is not None
@@ -169,6 +169,35 @@ def test_shuffled_guesses_are_the_same_of_other_experts() -> None:
     assert not np.array_equal(own[0], other[0])
 
 
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_what_was_learned_can_be_started_with(name: str) -> None:
+    first, second = MAKERS[name](), Resampled(MAKERS[name](), interval=10**9)
+    for position in range(300):
+        token(first, position, position % 3, 3 + position % 3, position % 2)
+    kept = {name: table.copy() for name, table in first.tables().items()}
+    second.recall(kept)
+    for name_, table in second.tables().items():
+        np.testing.assert_array_equal(table, kept[name_], err_msg=name_)
+    guess = token(second, 0, 1, 4, 1)[0]
+    assert guess is not None
+    if name in ("markov", "hybrid", "learned"):
+        assert guess.argmax() == 4
+    MAKERS[name]().recall({})  # an earlier run that predicted otherwise
+    with pytest.raises(ValueError, match="Got no table"):
+        MAKERS[name]().recall({own: table[:1] for own, table in kept.items() if len(table) > 1})
+
+
+def test_what_was_learned_of_one_layer_ahead_is_not_lost_on_two() -> None:
+    one, two = (Foresight(LAYERS, EXPERTS, 1, horizon=horizon) for horizon in (1, 2))
+    for position in range(300):
+        token(one, position, position % 3, 3 + position % 3, position % 2)
+    two.recall(one.tables())
+    np.testing.assert_array_equal(
+        two.tables()["foresight.1.table"], one.tables()["foresight.1.table"]
+    )
+    assert not two.tables()["foresight.2.table"].any()
+
+
 class Fading:
     """Guesses one expert; counts how often it was told to fade."""
 
@@ -186,6 +215,12 @@ class Fading:
     def fade(self) -> None:
         self.faded += 1
 
+    def tables(self) -> Mapping[str, np.ndarray]:
+        return {}
+
+    def recall(self, tables: Mapping[str, np.ndarray]) -> None:
+        pass
+
 
 def test_tables_are_sampled_anew_at_intervals() -> None:
     inner = Fading()
@@ -198,10 +233,10 @@ def test_tables_are_sampled_anew_at_intervals() -> None:
 def test_tables_are_sampled_anew_when_guesses_get_worse() -> None:
     inner = Fading()
     predictor = Resampled(inner, interval=10**9)
-    for position in range(SETTLED // 2):
+    for position in range(EVERY * SETTLED // 2):
         token(predictor, position, 1, 1, 1)
     assert inner.faded == 0
-    for position in range(40):
+    for position in range(40 * EVERY):
         token(predictor, position, 2, 2, 2)
     assert inner.faded == 1
 

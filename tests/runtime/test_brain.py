@@ -12,7 +12,10 @@ import torch
 
 from miractl.errors import MiractlError, UsageError
 from miractl.native import available
+from miractl.policy.memory import read_memory, write_memory
+from miractl.policy.prediction import TablePredictor
 from miractl.runtime.arena import expert_nbytes
+from miractl.runtime.brain import identity_of
 from miractl.runtime.engine import Engine
 from miractl.runtime.outline import read_outline
 from miractl.simulate.driving import Slots, drive
@@ -114,6 +117,39 @@ def test_a_warm_start_knows_what_the_last_run_knew(
     other = load(folder, 33, policy="lru", warm_heat=path)
     assert other.brain.remember().tables.keys() == tables.keys()
     other.close()
+
+
+@pytest.mark.skipif(not available(), reason="bets need the library")
+def test_bets_begin_with_what_the_last_run_knew(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "warm.npz"
+
+    def start(mode: str) -> Engine:
+        values = options(folder, None, prediction_mode=mode, prediction_horizon=1).parameters
+        return load(folder, 33, warm_heat=path, parameters=values)
+
+    first = start("markov")
+    answer(first)
+    first.close()
+    kept = read_memory(path, identity_of(first.model, first.outline))
+    assert kept is not None
+    assert kept.guesses.keys() == {"markov.by_layer", "markov.by_token", "popularity"}
+    second = start("markov")
+    assert isinstance(second.predictor, TablePredictor)
+    for name, table in second.predictor.tables().items():
+        np.testing.assert_array_equal(table, kept.guesses[name], err_msg=name)
+    second.close()
+    start("lookahead").close()  # knows nothing, and keeps what others do
+    other = read_memory(path, identity_of(first.model, first.outline))
+    assert other is not None
+    assert other.guesses.keys() == kept.guesses.keys()
+    damaged = {**kept.guesses, "markov.by_token": np.zeros((1, 2))}
+    write_memory(
+        path,
+        identity_of(first.model, first.outline),
+        dataclasses.replace(kept, guesses=damaged),
+    )
+    with pytest.raises(UsageError, match=r"warm heat .*Got no table markov\.by_token"):
+        start("markov")
 
 
 def test_a_memory_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:

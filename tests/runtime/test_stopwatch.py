@@ -1,11 +1,17 @@
 """Every moment of a step belongs to exactly one part."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
+from click.testing import Result
 
+from miractl.probe.direct_file import DirectFile
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.stopwatch import Stopwatch, watch
-from miractl.telemetry.timeline import Moved
+from miractl.telemetry.timeline import Account, Moved
+from tests.runtime.models import load, make_model
 
 
 class Time:
@@ -118,3 +124,26 @@ def test_layers_that_run_outside_of_a_pass_are_not_timed(time):
     time.spend(5.0)
     one_step(stopwatch, time, False, attention=2.0)
     assert [step.seconds for step in stopwatch.steps] == [2.0]
+
+
+@torch.no_grad()
+def test_bytes_from_files_are_those_that_the_kernel_counts(
+    tmp_path: Path, miractl: Callable[..., Result]
+) -> None:
+    make_model(tmp_path / "source", "Qwen3Moe", hidden_size=128, moe_intermediate_size=128)
+    packed = tmp_path / "packed"
+    assert miractl("pack", str(tmp_path / "source"), "-o", str(packed)).exit_code == 0
+    file = DirectFile(packed / "experts.bin")
+    file.close()
+    if not file.is_direct:
+        pytest.skip("no direct reads here: the page cache answers")
+    engine = load(packed, 4)
+    ids = torch.arange(1, 40)[None]
+    engine.model.generate(ids, max_new_tokens=2)  # the code itself is read from the disk, once
+    engine.stopwatch.steps.clear()
+    engine.model.generate(ids, max_new_tokens=24)
+    account = Account.of(list(engine.stopwatch.steps))
+    engine.close()
+    assert account.os_bytes is not None
+    assert account.moved.disk_bytes > 24 * engine.plan.expert_bytes
+    assert account.os_bytes == pytest.approx(account.moved.disk_bytes, rel=0.02)

@@ -8,9 +8,23 @@ import numpy as np
 import pytest
 
 from miractl.errors import UsageError
+from miractl.profiles import PARAMETERS
+from miractl.telemetry.served import NUMBERS
 from miractl.telemetry.trace import read_trace
 
 IDS = np.array([[[0, 1], [2, 3]], [[1, 0], [3, 1]], [[0, 2], [0, 1]]], dtype=np.uint8)
+DEFAULTS = {name: PARAMETERS[name].default for name in NUMBERS}
+SERVED = {
+    "policy": "lru",
+    "ways": [2],
+    "staged": 1,
+    "prediction": None,
+    "host": None,
+    "warm": False,
+    "parameters": DEFAULTS,
+}
+
+WILD = DEFAULTS | {"prediction_horizon": 9}
 
 
 def write(path: Path, **arrays: Any) -> Path:
@@ -77,6 +91,14 @@ def test_ids_alone_will_do(tmp_path: Path) -> None:
         ({"steps": np.array([1, 0, 2])}, "steps fall within a text"),
         ({"steps": np.arange(3), "gate_seconds": np.ones((2, 2))}, "3 steps, gate_seconds of 2"),
         ({"steps": np.arange(3), "gate_seconds": np.ones((3, 1))}, "gate_seconds is float64"),
+        ({"rows": np.arange(2)}, r"rows is int64\[2\]"),
+        ({"tape": np.arange(2)}, r"tape is int64\[2\]"),
+        ({"meta": json.dumps({"served": {}})}, "meta: no 'ways'"),
+        ({"meta": json.dumps({"served": SERVED | {"ways": [-1]}})}, r"meta: sets of \[-1\]"),
+        ({"meta": json.dumps({"served": SERVED | {"policy": 3}})}, "meta: names"),
+        ({"meta": json.dumps({"served": SERVED | {"parameters": WILD}})}, "meta: got 9 but"),
+        ({"meta": json.dumps({"served": SERVED, "slots": 3, "ways": [2]})}, "do not fit 3 slots"),
+        ({"meta": json.dumps({"counts": {"hits": 3}})}, "meta: counts"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
