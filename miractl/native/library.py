@@ -34,6 +34,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_pool_new": (_ADDRESS, (_INT,)),
     "mira_pool_free": (None, (_ADDRESS,)),
     "mira_multiply": (_INT, (_ADDRESS,) * 3 + (_INT, _ADDRESS, _INT, _ADDRESS)),
+    "mira_combine": (None, (_ADDRESS,) * 3 + (_INT,) * 3 + (_ADDRESS,)),
     "mira_rotate": (None, (_ADDRESS,) * 5),
     "mira_rms_norm": (
         None,

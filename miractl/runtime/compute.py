@@ -152,6 +152,8 @@ class KernelCompute:
         self._records = records
         self._blocks = np.zeros(experts, np.uint64)
         self._table = self._blocks.ctypes.data
+        self._ids = np.empty(0, np.int32)
+        self._ids_at = 0
 
     def mix(
         self,
@@ -166,9 +168,8 @@ class KernelCompute:
         """As the protocol says. `module` is not asked: the record's shape has its activation."""
         tokens, k = ids.shape
         given, weights = _floats(x), _floats(scores)
-        chosen = np.ascontiguousarray(ids, np.int32)
         parts, y = torch.empty(tokens * k, x.shape[1]), torch.empty(tokens, x.shape[1])
-        asked = given.data_ptr(), tokens, chosen.ctypes.data, k
+        asked = given.data_ptr(), tokens, self._chosen(ids), k
         for group in groups:
             experts -= len(group)
             self._blocks.fill(0)
@@ -179,6 +180,14 @@ class KernelCompute:
                 *(*asked, last[0], parts.data_ptr(), last[1], self._pool, self._table)
             )
         return y if x.dtype is y.dtype else y.to(x.dtype)
+
+    def _chosen(self, ids: npt.NDArray[np.int64]) -> int:
+        """The address of the ids as the library wants them; good until the next call."""
+        if self._ids.size < ids.size:
+            self._ids = np.empty(ids.size, np.int32)
+            self._ids_at = self._ids.ctypes.data  # slow to ask for
+        self._ids[: ids.size] = ids.reshape(-1)
+        return self._ids_at
 
 
 def _floats(values: torch.Tensor) -> torch.Tensor:

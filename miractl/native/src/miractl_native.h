@@ -70,6 +70,11 @@ MIRA_API int mira_multiply(mira_pool *pool, const mira_matrix *matrices,
 MIRA_API void mira_rms_norm(mira_pool *pool, const float *x, int32_t rows, int32_t columns,
                             int32_t lanes, const float *scale, float eps, float *y);
 
+/* y[t] = sum over k in order of weights[t, k] * parts[place[t, k]]; rows of parts and y have `width`
+ * numbers. */
+MIRA_API void mira_combine(const float *parts, const int64_t *place, const float *weights,
+                           int32_t tokens, int32_t top, int32_t width, float *y);
+
 /* Vectors x[batch, heads, tokens, dim] with gaps, strides in floats, and angles[batch, tokens, dim],
  * whose angle_stride is 0 if all of a batch have the same. dim is even. */
 typedef struct {
