@@ -54,7 +54,7 @@ def test_what_does_not_fit_a_container_is_refused_before_anything_is_loaded(
     tmp_path: Path, machine: Any
 ) -> None:
     machine("container-limited")
-    sparse(tmp_path, 8 * 2**20)
+    sparse(tmp_path, 32 * 2**20)
     program = (
         "import sys\n"
         "from miractl.cli.main import cli\n"
@@ -70,7 +70,7 @@ def test_what_does_not_fit_a_container_is_refused_before_anything_is_loaded(
     profile, *error = done.stderr.splitlines()
     assert profile.startswith("profile default: ")
     assert error == [
-        "error: weights: 512 MiB needed, 424 MiB free in memory",
+        "error: weights: 1 GiB needed, 872 MiB free in memory",
         "hint:  a smaller or quantised model, or more memory: no context is short enough",
     ]
 
