@@ -70,7 +70,7 @@ def test_what_does_not_fit_a_container_is_refused_before_anything_is_loaded(
     profile, *error = done.stderr.splitlines()
     assert profile.startswith("profile default: ")
     assert error == [
-        "error: weights: 1 GiB needed, 872 MiB free in memory",
+        "error: weights: 1.00 GiB needed, 872 MiB free in memory",
         "hint:  a smaller or quantised model, or more memory: no context is short enough",
     ]
 
