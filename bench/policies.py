@@ -28,7 +28,7 @@ from miractl.telemetry.trace import read_trace
 
 SHARES = (0.125, 0.25, 0.5)
 DATA = Path(os.environ.get("MIRACTL_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-RIVALS = ("lru", "lfu", "random", "heat", "lru-pool")
+RIVALS = ("lru", "lfu", "random", "heat", "lru-shift", "lfu-shift", "heat-shift", "lru-pool")
 # Share of the experts: who is judged, and the gap to close.
 AIMS = {0.125: (DEFAULT, 0.40), 0.25: (DEFAULT, 0.45), 0.5: (DEFAULT, 0.50)}
 

@@ -5,7 +5,7 @@ names them; no model class is asked for its default. `null` is the same as absen
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,15 @@ class ModelConfig:
         """A model type that cannot be sized here."""
         text = f"{self.path}: models of type {kind!r} are not known here"
         return UnknownFamilyError(text, hint=f"known: {known}")
+
+    def uneven(self, names: Iterable[str]) -> "UnknownFamilyError | None":
+        """A model whose layers have sizes of their own among `names`; None if they do not."""
+        layers = self.values.get("per_layer_config")
+        own = {key for each in layers.values() for key in each} if isinstance(layers, dict) else ()
+        keys = sorted(key for name in names for key in ALIASES[name] if key in own)
+        if not keys:
+            return None
+        return UnknownFamilyError(f"{self.path}: layers differ in {keys[0]} (per_layer_config)")
 
     def given(self, name: str) -> dict[str, Any]:
         """What each key that is there says about `name`."""

@@ -215,6 +215,8 @@ def _family(config: ModelConfig) -> tuple[str, Family]:
         said = [f"{key} is {json.dumps(config.values[key])}" for key in _expert_keys(config)]
         why = said[0] if said else "no key says how many experts"
         raise config.error(f"{why}: not a Mixture-of-Experts model")
+    if (uneven := config.uneven(("experts", "intermediate", "moe_intermediate"))) is not None:
+        raise uneven
     if kind is None:
         for name, (keys, family) in ORIGINALS.items():
             if keys <= config.values.keys():

@@ -67,8 +67,9 @@ def policy_option(f: F) -> F:
         "--policy",
         metavar="NAME",
         callback=_check_policy,
-        help="Which experts stay: learned, learned-bypass, learned-layer, heat, lru, lru-pool,"
-        " lfu, random, or static with --warm-heat; miractl replay compares them."
+        help="Which experts stay: learned, learned-bypass, learned-layer, heat, heat-shift, lru,"
+        " lfu, lru-shift, lfu-shift, lru-pool, random, or static with --warm-heat; miractl replay"
+        " compares them."
         "  [default: learned]",
     )(f)
 

@@ -89,7 +89,8 @@ def command(traces: tuple[str, ...], output: str | None, **options: Any) -> None
 
     \b
     Policies: lru, lfu, random, heat, lru-pool, learned, learned-layer,
-    learned-bypass; and those that know the future: belady, belady-bypass,
+    learned-bypass; lru-shift, lfu-shift and heat-shift, which move slots
+    between layers; and those that know the future: belady, belady-bypass,
     belady-pool, optimum.
 
     \b

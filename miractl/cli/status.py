@@ -61,11 +61,12 @@ def _model_lines(snapshot: Snapshot) -> str:
 
     model, cache = snapshot.model, snapshot.cache
     total = len(model.layers) * model.experts
+    slots = f"{cache.slots} slots" if len(cache.pools) == 1 else cache.slots_text()
     return (
         f"{model.id} · {model.device} {model.dtype} · profile {snapshot.profile} · "
         f"{uptime(snapshot)} · {snapshot.work.tokens:,} tokens\n"
         f"{cache.resident} of {total} experts resident "
-        f"({format_share(cache.resident / max(total, 1))}), {cache.slots} slots, "
+        f"({format_share(cache.resident / max(total, 1))}), {slots}, "
         f"{format_bytes(cache.resident_bytes)} of {format_bytes(cache.budget_bytes)}"
     )
 

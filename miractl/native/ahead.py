@@ -40,6 +40,7 @@ class Times(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("last_now", "last_waited")),
         ("pace", ctypes.c_void_p),
         *((name, ctypes.c_double * 2) for name in ("each", "stalls")),
+        *((name, ctypes.c_void_p) for name in ("bets", "table")),
         ("at", Moment),
     )
 
@@ -57,9 +58,10 @@ class Ahead:
         at = Moment(confidence=confidence)
         self.times = Times(began=began, horizon=horizon, layers=layers, last=-1, at=at)
         self.times.pace = self.pace.ctypes.data
+        self.times.bets, self.times.table = bets.address, table.address
         native = short_calls()
         self._settle, self._place = native.mira_ahead_settle, native.mira_ahead_place
-        self._addresses = ctypes.addressof(self.times), bets.address, table.address
+        self._address = ctypes.addressof(self.times)
         self._known, self._known_at, self._told = np.zeros(0), 0, np.zeros(0)
 
     def settle(self) -> int:
@@ -68,7 +70,7 @@ class Ahead:
         Those that it has no use for are stale; how many of these have not begun and are to be
         cancelled, which `table.unwanted` names.
         """
-        unwanted: int = self._settle(*self._addresses)
+        unwanted: int = self._settle(self._address)
         return unwanted
 
     def place(self, ahead: int, guesses: NDArray[np.float64]) -> list[list[int]]:
@@ -79,5 +81,5 @@ class Ahead:
         if guesses is not self._known:  # numpy is slow to tell an address
             self._told = np.ascontiguousarray(guesses, np.float64)
             self._known, self._known_at = guesses, self._told.ctypes.data
-        self._place(*self._addresses, ahead, self._known_at)
-        return self.table.fresh
+        placed = self._place(self._address, ahead, self._known_at)
+        return self.table.fresh if placed else []

@@ -24,7 +24,18 @@ MOST_TOKENS_AHEAD = 1000
 SHARED = ("weights", "weight_sums", "bias", "bias_sums", "table", "table_sums", "counts", "totals")
 _ARRAYS = (
     *SHARED,
-    *("trails", "averages", "gate", "features", "ids", "starts", "scores", "scratch"),
+    *(
+        "trails",
+        "averages",
+        "gate",
+        "features",
+        "ids",
+        "starts",
+        "lessons",
+        "begun",
+        "scores",
+        "scratch",
+    ),
 )
 
 
@@ -42,7 +53,7 @@ class _Learner(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top", "window")),
         *((name, ctypes.c_float) for name in ("discount", "weight_rate", "table_rate")),
-        ("token", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("token", "begun_token", "begun_lesson")),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
     ]
 
@@ -80,6 +91,7 @@ class LearnerState:
         self.counts = np.full((COUNTS, layers, experts, lanes), PSEUDO_ROWS * prior, np.float32)
         self.totals = np.full((COUNTS, layers, lanes), PSEUDO_ROWS, np.float32)
         self.scratch = np.zeros((2, lanes), np.float32)
+        self.lessons = np.zeros(1, np.int64)
         self._begin()
 
     def _begin(self) -> None:
@@ -93,6 +105,7 @@ class LearnerState:
         self.ids = np.zeros((window + 2, layers, self.top), np.uint16)
         self.starts = np.zeros(window + 2, np.uint8)
         self.scores = np.zeros((layers, lanes), np.float32)
+        self.begun = np.zeros((layers, lanes), np.float32)
 
     def beside(self) -> "LearnerState":
         """The state of another stream that learns into the same tables."""
@@ -110,22 +123,20 @@ class LearnerState:
 class Learner:
     """A learner and its state. Not thread-safe: its owner holds the lock."""
 
+    kind = 0  # of a pupil
+
     def __init__(self, state: LearnerState) -> None:
         """Raises MiractlError without the library."""
         self.state = state
         self._struct = _Learner(
             *(state.layers, state.experts, state.lanes, state.top, state.window),
-            *(state.discount, state.weight_rate, state.table_rate, state.token),
+            *(state.discount, state.weight_rate, state.table_rate, state.token, -1, 0),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._learn = library().mira_learn
+        self.address = ctypes.addressof(self._struct)  # valid as long as the learner lives
         # Log-odds of a use soon, [experts] of each layer, as of its last token: not to be written.
         self.rows: list[Floats] = list(state.scores[:, : state.experts])
-
-    @property
-    def address(self) -> int:
-        """Of the C structure, for a replay; valid as long as the learner lives."""
-        return ctypes.addressof(self._struct)
 
     @property
     def token(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 8  # MIRA_ABI of miractl_native.h
+ABI = 9  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -34,6 +34,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_pool_new": (_ADDRESS, (_INT,)),
     "mira_pool_free": (None, (_ADDRESS,)),
     "mira_multiply": (_INT, (_ADDRESS,) * 3 + (_INT, _ADDRESS, _INT, _ADDRESS)),
+    "mira_combine": (None, (_ADDRESS,) * 3 + (_INT,) * 3 + (_ADDRESS,)),
     "mira_rotate": (None, (_ADDRESS,) * 5),
     "mira_rms_norm": (
         None,
@@ -51,13 +52,13 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_foresee": (None, (_ADDRESS,) * 3),
     "mira_follow": (_INT, (_ADDRESS, _INT, _ADDRESS, _ADDRESS)),
     "mira_recall": (_DOUBLE, (_ADDRESS, _INT, _ADDRESS, _INT)),
-    "mira_markov_count": (_INT, (_ADDRESS, _INT, _ADDRESS, _ADDRESS, _INT, _INT, _DOUBLE)),
-    "mira_markov_guess": (
-        None,
-        (_ADDRESS, _ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _INT, _DOUBLE, _ADDRESS, _ADDRESS),
-    ),
+    "mira_markov_count": (_INT, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _INT)),
+    "mira_markov_follow": (_INT, (_ADDRESS, _INT, _ADDRESS)),
+    "mira_markov_guess": (None, (_ADDRESS, _INT, _INT, _ADDRESS)),
     "mira_lookahead": (None, (_ADDRESS,)),
+    "mira_heat_record": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),
     "mira_replay": (_INT, (_ADDRESS,) * 6),
+    "mira_share": (None, (_ADDRESS,)),
     "mira_note": (None, (_ADDRESS,)),
     "mira_ask": (_INT, (_ADDRESS,)),
     "mira_ask_again": (_INT, (_ADDRESS,)),
@@ -70,8 +71,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_bets_choose": (_INT, (_ADDRESS,) * 5),
     "mira_bets_judge": (None, (_ADDRESS, _INT, _ADDRESS, _INT, _DOUBLE)),
     "mira_bets_account": (None, (_ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE)),
-    "mira_ahead_settle": (_INT, (_ADDRESS,) * 3),
-    "mira_ahead_place": (None, (_ADDRESS,) * 3 + (_INT, _ADDRESS)),
+    "mira_ahead_settle": (_INT, (_ADDRESS,)),
+    "mira_ahead_place": (_INT, (_ADDRESS, _INT, _ADDRESS)),
     "mira_bets_calibrated": (_DOUBLE, (_ADDRESS, _INT, _DOUBLE)),
     "mira_timeline": (_INT, (_ADDRESS,) * 8),
     "mira_layer": (

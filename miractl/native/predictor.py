@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miractl.native.library import library, short_calls
-from miractl.native.replay import Routing, routing_struct
+from miractl.native.replay import Routing, check_sizes, routing_struct
 
 Floats = NDArray[np.float32]
 HINTS, SOURCES, BINS = 9, 4, 20  # as in brain.h
@@ -23,7 +23,7 @@ START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
 
 _ARRAYS = (
     *("weights", "weight_sums", "table", "table_sums", "counts", "totals", "averages", "hints"),
-    *("scores", "ids", "scratch"),
+    *("scores", "lessons", "begun", "ids", "scratch"),
 )
 
 
@@ -31,7 +31,7 @@ class _Predictor(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("layers", "experts", "lanes", "top", "ahead")),
         *((name, ctypes.c_float) for name in ("weight_rate", "table_rate")),
-        ("token", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("token", "begun_token", "begun_lesson")),
         ("begins", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
     ]
@@ -66,6 +66,7 @@ class PredictorState:
         self.counts = np.full(pairs, PSEUDO_ROWS * prior, np.float32)
         self.totals = np.full((layers, SOURCES, lanes), PSEUDO_ROWS, np.float32)
         self.averages = np.full((layers, SOURCES, lanes), prior, np.float32)
+        self.lessons = np.zeros(1, np.int64)
         self._forget()
 
     def branch(self, tokens: int) -> Self:
@@ -81,16 +82,26 @@ class PredictorState:
         self.counts -= (self.counts - prior) / 2
         self.totals -= (self.totals - PSEUDO_ROWS) / 2
         np.minimum(self.table_sums, FADED_SUMS, out=self.table_sums)
+        self.lessons += 1
 
     def _forget(self) -> None:
         self.hints = np.zeros((self.layers, HINTS, self.lanes), np.float32)
         self.scores = np.zeros((self.layers, self.lanes), np.float32)
+        self.begun = np.zeros_like(self.scores)
         self.ids = np.zeros((2, self.layers, self.top), np.uint16)
         self.scratch = np.zeros((2, self.lanes), np.float32)
 
 
 class Foretold(ctypes.Structure):
-    """What a router that is asked early says of [experts], as `guess`."""
+    """What a router that is asked early says of [experts], as `guess`.
+
+    `ids` and `weights` are addresses of int64 and float32 [tokens, top]; None: no weights.
+    """
+
+    ids: int
+    weights: int | None
+    tokens: int
+    top: int
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("ids", "weights", "guess")),
@@ -103,9 +114,8 @@ class Foretold(ctypes.Structure):
         self._guess, self._address = guess, ctypes.addressof(self)
         self._take = short_calls().mira_lookahead
 
-    def take(self, ids: int, weights: int, count: int, top: int) -> None:
-        """Set the guess by `count` int64 and float32 at these addresses, or 0: no weights."""
-        self.ids, self.weights, self.tokens, self.top = ids, weights, count // top, top
+    def take(self) -> None:
+        """Set the guess."""
         self._take(self._address)
 
 
@@ -121,30 +131,39 @@ def recall(guess: NDArray[np.float64], ids: int, count: int) -> float:
 class Predictor:
     """A predictor and its state. Not thread-safe: its owner holds the lock."""
 
+    kind = 1  # of a pupil
+
     def __init__(self, state: PredictorState) -> None:
         """Raises MiractlError without the library."""
         self.state = state
         self._struct = _Predictor(
             *(state.layers, state.experts, state.lanes, state.top, state.ahead),
-            *(state.weight_rate, state.table_rate, state.token, state.begins),
+            *(state.weight_rate, state.table_rate, state.token, -1, 0, state.begins),
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
-        self._library = library()
+        self._library = short_calls()
         # Of each expert of the layer predicted last by `follow`: overwritten by the next.
         self.guess: NDArray[np.float64] = np.zeros(state.experts)
-        self._guess_at, self._address = self.guess.ctypes.data, ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)  # valid as long as the predictor lives
+        self._guess_at, self._follow = self.guess.ctypes.data, self._library.mira_follow
 
     def follow(self, layer: int, ids: int) -> None:
-        """`confirm` the int64 at address `ids` [k], then `predict` the layer that they tell of.
+        """Take in the int64 at address `ids` [k], then `predict` the layer that they tell of.
 
-        Raises ValueError for experts that do not exist.
+        With the last layer a lesson is due. Raises ValueError for experts that do not exist.
         """
-        if self._library.mira_follow(self._address, layer, ids, self._guess_at):
+        if self._follow(self.address, layer, ids, self._guess_at):
             raise ValueError(f"Got experts that are none of {self.state.experts}")
+
+    @property
+    def ids(self) -> NDArray[np.uint16]:
+        """Experts of the last token, [layers, k]; not to be written to."""
+        found: NDArray[np.uint16] = self.state.ids[self._struct.token & 1]
+        return found
 
     def begin(self, starts: bool = False) -> None:
         """Begin a token; `starts` says that it begins a text."""
-        self._library.mira_begin(ctypes.addressof(self._struct), starts)
+        self._library.mira_begin(self.address, starts)
 
     def predict(self, layer: int) -> None:
         """Rate the experts of the layer by what came before.
@@ -154,7 +173,7 @@ class Predictor:
         """
         if not 0 <= layer < self.state.layers:
             raise ValueError(f"Got {layer = } but expected 0 to {self.state.layers - 1}")
-        self._library.mira_predict(ctypes.addressof(self._struct), layer)
+        self._library.mira_predict(self.address, layer)
 
     def probabilities(self, layer: int) -> Floats:
         """Of each expert of a predicted layer, [experts]."""
@@ -163,12 +182,15 @@ class Predictor:
         return result
 
     def confirm(self, layer: int, ids: NDArray[Any]) -> None:
-        """Learn what the layer chose, ids [k]. Raises ValueError for experts that do not exist."""
+        """Take in what the layer chose, ids [k], and with the last layer learn from all.
+
+        Raises ValueError for experts that do not exist.
+        """
         state = self.state
         if ids.shape != (state.top,) or ids.min() < 0 or ids.max() >= state.experts:
             raise ValueError(f"Got ids {ids.tolist()} of {state.experts} experts")
         chosen = np.ascontiguousarray(ids, dtype=np.uint16)
-        self._library.mira_confirm(ctypes.addressof(self._struct), layer, chosen.ctypes.data)
+        self._library.mira_confirm(self.address, layer, chosen.ctypes.data)
 
     def foresee(self, routing: Routing) -> Floats:
         """Predict and learn a whole recording: probabilities [tokens, layers, experts].
@@ -177,14 +199,12 @@ class Predictor:
         ValueError for a recording of another model.
         """
         state = self.state
-        sizes = (state.layers, state.experts, state.top)
-        if sizes != (routing.layers, routing.experts, routing.top):
-            raise ValueError(f"Got a predictor of {sizes} layers, experts and k")
+        check_sizes("predictor", state, routing)
         probabilities = np.zeros((routing.tokens, routing.layers, routing.experts), np.float32)
         recording = routing_struct(routing)
-        self._library.mira_foresee(
+        library().mira_foresee(
             ctypes.addressof(recording),
-            ctypes.addressof(self._struct),
+            self.address,
             probabilities.ctypes.data,
         )
         return probabilities

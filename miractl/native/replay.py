@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +39,15 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One cache of ways[l] experts for each layer, or one of ways[0] experts for all."""
+    """One cache of ways[l] experts for each layer, or one of ways[0] experts for all.
+
+    `shifts`: ways move between the layers' caches to where they are worth most.
+    """
 
     ways: tuple[int, ...]
     pooled: bool = False
     admission: Admission = Admission.ALWAYS
+    shifts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class _Routing(ctypes.Structure):
 
 class _Cache(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("pooled", "admission")),
+        *((name, ctypes.c_int32) for name in ("pooled", "admission", "shifts")),
         ("ways", ctypes.c_void_p),
     ]
 
@@ -150,14 +154,14 @@ def replay(routing: Routing, cache: Cache, rule: Rule, residents: bool = False) 
     if (rule.kind is Kind.LEARNED) != (rule.learner is not None):
         raise ValueError(f"Got a learner for {rule.kind.name} or none for LEARNED")
     if rule.learner is not None:
-        check_learner(routing, rule.learner)
+        check_sizes("learner", rule.learner.state, routing)
     if (rule.kind is Kind.HEAT) != (cache.admission is Admission.HOTTER):
         raise ValueError(f"Got admission {cache.admission.name} for {rule.kind.name}")
     outcome = _outcome(routing, residents)
     ways = _ways(cache.ways)
     arguments = (
         routing_struct(routing),
-        _Cache(cache.pooled, cache.admission, ways.ctypes.data),
+        _Cache(cache.pooled, cache.admission, cache.shifts, ways.ctypes.data),
         _Rule(
             *(rule.kind, rule.seed, rule.decay, rule.token_seconds),
             *(rule.threshold, rule.window_seconds, rule.learner and rule.learner.address),
@@ -173,12 +177,19 @@ def replay(routing: Routing, cache: Cache, rule: Rule, residents: bool = False) 
     return outcome
 
 
-def check_learner(routing: Routing, learner: Learner) -> None:
-    """Raise ValueError for a learner of another model than the routing's."""
-    state = learner.state
+class Sizes(Protocol):
+    """What a learner or a predictor is made for."""
+
+    layers: int
+    experts: int
+    top: int
+
+
+def check_sizes(what: str, state: Sizes, routing: Routing) -> None:
+    """Raise ValueError for a learner or predictor of another model than the routing's."""
     sizes = (state.layers, state.experts, state.top)
     if sizes != (routing.layers, routing.experts, routing.top):
-        raise ValueError(f"Got a learner of {sizes} layers, experts and k")
+        raise ValueError(f"Got a {what} of {sizes} layers, experts and k")
 
 
 def _outcome(routing: Routing, residents: bool) -> Outcome:

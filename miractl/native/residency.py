@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miractl.native.library import short_calls
+from miractl.native.places import KEPT, Places, SlotPool, width_for
 from miractl.native.replay import Admission
 
 
@@ -63,35 +64,26 @@ class BetCounts(NamedTuple):
 COUNTED = ("hits", "misses", "prefetched", "prefetch_used")  # of each expert
 _COUNTS = ("here", "called", "absent", "placed", "waiting")
 _POINTERS = (
-    *(
-        "ids",
-        "worth",
-        "ways",
-        "held",
-        "role",
-        "slot",
-        "idle",
-        "transit",
-        "changed",
-        "least",
-        "loser",
-    ),
-    *("hits", "misses", "prefetched", "prefetch_used", "activations"),
+    *("ids", "worth", "set", "pool", "first", "sibling", "reserve", "spare", "held"),
+    *("role", "slot", "idle", "top", "transit", "changed", "least", "loser"),
+    *("hits", "misses", "prefetched", "prefetch_used", "in_vain", "activations"),
     *("needed", "here", "placed", "called", "absent", "waiting", "staging"),
     *("bet", "stale", "state", "began", "finished", "score", "since"),
 )
+_SHARES = ("ways", "least_ways", "most_ways", "gain", "loss")  # as a `mira_shares` has them
 
 
 class _Residency(ctypes.Structure):
     _fields_ = [
-        *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "admission")),
-        *((n, ctypes.c_int32) for n in ("staging_limit", "spare", "staged", "passing")),
-        *((n, ctypes.c_int32) for n in ("idle_count", "layer", "count")),
+        *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "pools", "admission")),
+        *((n, ctypes.c_int32) for n in ("staging_limit", "staged", "passing", "layer", "count")),
         *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
         *((n, ctypes.c_int32) for n in ("next", "arrived", "bet_count", "stale_count")),
         *((n, ctypes.c_int64) for n in ("evictions", "bypassed", *BetCounts._fields)),
         *((n, ctypes.c_double) for n in ("now", "decay")),
         *((n, ctypes.c_void_p) for n in _POINTERS),
+        *((n, ctypes.c_int32) for n in ("shared_sets", "width", "steps")),
+        *((n, ctypes.c_void_p) for n in _SHARES),
     ]
 
 
@@ -100,8 +92,7 @@ class ResidencyTable:
 
     def __init__(
         self,
-        slots: int,
-        ways: Sequence[int],
+        pools: Sequence[SlotPool],
         staging_limit: int,
         worth: NDArray[np.float64],
         admission: Admission,
@@ -110,52 +101,71 @@ class ResidencyTable:
     ) -> None:
         """`worth` [layers, experts] is read whenever somebody has to go.
 
-        `activations` [layers, experts] counts tokens. `heat`: scores and since when they decay, of
-        that shape, and what 100 ms leave; it is told how bets end.
+        Slots are numbered through, pool by pool. `activations` [layers, experts] counts tokens.
+        `heat`: scores and since when they decay, of that shape, and what 100 ms leave; it is told
+        how bets end.
 
         Raises ValueError for an impossible division, MiractlError without the library.
         """
-        reserve = slots - sum(ways)
-        if reserve < 0:
-            raise ValueError(f"Got {slots = } but expected at least the {sum(ways)} residents")
-        if staging_limit and not 0 < staging_limit < reserve:
-            raise ValueError(f"Got {staging_limit = } but expected 0 to {max(0, reserve - 1)}")
+        self.places = Places(pools, len(worth), staging_limit)
         if worth.dtype != np.float64 or not worth.flags.c_contiguous:
             raise ValueError("Got worth that is no contiguous float64")
-        self.slots, self.ways, self.staging_limit = slots, tuple(ways), staging_limit
+        self.pools, self.staging_limit = tuple(pools), staging_limit
+        self.slots = sum(pool.slots for pool in pools)
         layers, experts = worth.shape
-        self.progress = Progress(slots)
+        self.progress = Progress(self.slots)
         given = {"activations": activations, "score": heat[0], "since": heat[1]}
         self._arrays = self._allocate(worth) | given
         arrays = self._arrays
         self.hits, self.misses = arrays["hits"], arrays["misses"]
+        self.in_vain = arrays["in_vain"]
         self.prefetched, self.prefetch_used = arrays["prefetched"], arrays["prefetch_used"]
         self._role, self._slot, self._changed = arrays["role"], arrays["slot"], arrays["changed"]
         self._rows: list[NDArray[np.uint8]] = list(self._role)
         self._struct = _Residency(
-            *(layers, experts, len(self.ways), admission, staging_limit, reserve),
-            idle_count=slots,
+            *(layers, experts, len(arrays["ways"]), len(self.pools), admission, staging_limit),
             decay=heat[2],
-            **{name: arrays[name].ctypes.data for name in _POINTERS[1:]},
+            shared_sets=len(arrays["ways"]),
+            width=width_for(arrays["ways"].tolist()),
+            **{name: arrays[name].ctypes.data for name in (*_POINTERS[1:], *_SHARES)},
         )
         self.address = ctypes.addressof(self._struct)
         native = short_calls()
-        self._note, self._ask = native.mira_note, native.mira_ask
+        self._share, self._note, self._ask = native.mira_share, native.mira_note, native.mira_ask
         self._ask_again, self._place = native.mira_ask_again, native.mira_place
         self._call_in, self._drop = native.mira_call_in, native.mira_drop
         self._stage, self._release = native.mira_stage, native.mira_release
         self._end_transit = native.mira_end_transit
 
     def _allocate(self, worth: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-        (layers, experts), slots = worth.shape, self.slots
+        (layers, experts), slots, places = worth.shape, self.slots, self.places
         cells, pairs = (layers, experts), (experts, 2)
+        ends = np.cumsum([pool.slots for pool in self.pools], dtype=np.int32)
+        starts = [end - pool.slots for end, pool in zip(ends, self.pools, strict=True)]
+        idle = [np.arange(end - 1, at - 1, -1) for at, end in zip(starts, ends, strict=True)]
+        sibling = np.full(layers, layers, np.int32)
+        for own in places.members:
+            sibling[own[:-1]] = own[1:]
+        ways = np.array([ways for pool in self.pools for ways in pool.ways], np.int32)
+        reserve = np.array([pool.reserve for pool in self.pools], np.int32)
         return {
             "worth": worth,
-            "ways": np.array(self.ways, np.int32),
-            "held": np.zeros(len(self.ways), np.int32),
+            "set": np.array(places.set, np.int32),
+            "pool": np.array(places.pool, np.int32),
+            "first": np.array([min(own, default=layers) for own in places.members], np.int32),
+            "sibling": sibling,
+            "reserve": reserve,
+            "spare": reserve.copy(),
+            "held": np.zeros(len(ways), np.int32),
+            "ways": ways,
+            "least_ways": np.minimum(ways, KEPT),
+            "most_ways": np.array([experts * len(own) for own in places.members], np.int32),
+            **{name: np.zeros(len(ways)) for name in ("gain", "loss")},
             "role": np.zeros(cells, np.uint8),
             "slot": np.full(cells, -1, np.int32),
-            "idle": np.arange(slots - 1, -1, -1, dtype=np.int32),
+            "idle": np.concatenate(idle).astype(np.int32),
+            "top": ends,
+            "in_vain": np.zeros(layers, np.int64),
             "transit": np.zeros(slots, np.int32),
             "changed": np.zeros(layers, np.uint8),
             "least": np.full(layers, np.inf),
@@ -172,7 +182,18 @@ class ResidencyTable:
         }
 
     def __len__(self) -> int:
-        return self.slots - int(self._struct.idle_count)
+        return self.slots - sum(self.free)
+
+    @property
+    def ways(self) -> tuple[int, ...]:
+        """Residents that each set may have now."""
+        return tuple(self._arrays["ways"].tolist())
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Slots of each pool that nobody has."""
+        starts = np.cumsum([0, *(pool.slots for pool in self.pools[:-1])])
+        return tuple((self._arrays["top"] - starts).tolist())
 
     @property
     def layer(self) -> int:

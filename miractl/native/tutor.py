@@ -1,18 +1,30 @@
 """Learning on a thread of its own, in C, beside whatever the caller computes."""
 
 import ctypes
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from miractl.native.learner import Learner
 from miractl.native.library import library, short_calls
-from miractl.native.replay import Routing, check_learner, routing_struct
+from miractl.native.predictor import Predictor
+from miractl.native.replay import Routing, check_sizes, routing_struct
+
+
+class Pupil(Protocol):
+    """Who learns from the last token when it is through."""
+
+    address: int  # of the structure in C
+    kind: int  # as in brain.h
 
 
 class _Lesson(ctypes.Structure):
-    _fields_ = [("learner", ctypes.c_void_p), ("text", ctypes.c_void_p)]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("pupil", "text")),
+        ("kind", ctypes.c_int32),
+    ]
 
 
 class _Rating(ctypes.Structure):
@@ -53,42 +65,53 @@ class Course:
 
 
 class Tutor:
-    """The thread. Nothing of a learner that it teaches may be touched before `wait`."""
+    """The thread. Nothing of a pupil that it teaches may be touched before `wait`."""
 
     def __init__(self) -> None:
         """Raises MiractlError without the library, MemoryError if there is no thread to be had."""
-        self._library = library()
-        self._tutor = self._library.mira_tutor_new()
+        native = library()
+        self._tutor = native.mira_tutor_new()
         if not self._tutor:
             raise MemoryError("no thread to learn on")
-        self._taught: Any = None  # what the thread looks at
+        self._teach, self._wait = native.mira_teach, native.mira_tutor_wait
+        self._is_teaching = False
+        self._lessons = (_Lesson * 0)()
+        self._pupils: Sequence[Pupil] | None = None  # whose lessons those are, without texts
+        self._texts: Any = None  # what the thread looks at beside
+        self.close = weakref.finalize(self, native.mira_tutor_free, self._tutor)
 
-    def teach(self, learners: Sequence[Learner], texts: Sequence[tuple[Learner, Routing]]) -> None:
-        """Learn from the last token of `learners`, then from whole texts; returns at once.
+    def teach(
+        self, pupils: Sequence[Pupil], texts: Sequence[tuple[Learner | Predictor, Routing]] = ()
+    ) -> None:
+        """Learn from the last token of `pupils`, then from whole texts; returns at once.
 
-        Nothing is learned after `close`. Raises ValueError for a text of another model.
+        Nothing is learned after `close`, which ends the thread after its lessons, as does the end
+        of this object. Raises ValueError for a text of another model.
         """
-        if self._tutor is None:
+        if not self.close.alive:
             return
-        for learner, text in texts:
-            check_learner(text, learner)
+        if texts or pupils is not self._pupils:
+            self._prepare(pupils, texts)
+        self._is_teaching = True
+        self._teach(self._tutor, ctypes.addressof(self._lessons), len(self._lessons))
+
+    def _prepare(
+        self, pupils: Sequence[Pupil], texts: Sequence[tuple[Learner | Predictor, Routing]]
+    ) -> None:
+        for pupil, text in texts:
+            check_sizes("pupil", pupil.state, text)
         structs = [routing_struct(text) for _, text in texts]
-        wanted: list[tuple[int, int | None]] = [(one.address, None) for one in learners]
+        wanted = [_Lesson(one.address, None, one.kind) for one in pupils]
         wanted += [
-            (one.address, ctypes.addressof(s)) for (one, _), s in zip(texts, structs, strict=True)
+            _Lesson(one.address, ctypes.addressof(struct), one.kind)
+            for (one, _), struct in zip(texts, structs, strict=True)
         ]
-        lessons = (_Lesson * len(wanted))(*(_Lesson(*lesson) for lesson in wanted))
-        self._library.mira_teach(self._tutor, ctypes.addressof(lessons), len(lessons))
-        self._taught = lessons, structs, learners, texts
+        self.wait()  # until then the thread looks at those before
+        self._lessons = (_Lesson * len(wanted))(*wanted)
+        self._pupils, self._texts = None if texts else pupils, (structs, pupils, texts)
 
     def wait(self) -> None:
         """Return when the lessons are over."""
-        if self._taught is not None:
-            self._library.mira_tutor_wait(self._tutor)
-            self._taught = None
-
-    def close(self) -> None:
-        """End the thread after its lessons."""
-        if self._tutor:
-            self._library.mira_tutor_free(self._tutor)
-            self._tutor = None
+        if self._is_teaching and self.close.alive:
+            self._wait(self._tutor)
+        self._is_teaching = False

@@ -7,46 +7,48 @@ from miractl.plan.books import bare_ledger
 from miractl.plan.kv import KV_MEMORY
 from miractl.plan.ledger import Line, Refusal
 from miractl.plan.machine import PlanMachine
-from miractl.plan.slots import SlotPlan, parse_budget, plan_slots
+from miractl.plan.pools import PoolPlan, plan_pools
+from miractl.plan.slots import SlotPlan, parse_budget
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What a loaded model says of itself. Bytes are those in the compute type."""
 
-    layers: int  # with experts
-    experts: int  # of each of them
+    kinds: tuple[int, ...]  # which shape of experts each MoE layer has
+    experts: int  # of each of these layers
     top_k: int
-    expert: int  # bytes of one
+    expert: tuple[int, ...]  # bytes of one of each shape
     others: int  # bytes of everything else
 
     @property
     def everything(self) -> int:
         """Bytes of all experts."""
-        return self.expert * self.experts * self.layers
+        return self.experts * sum(self.expert[kind] for kind in self.kinds)
 
     def agree_with(self, slots: SlotPlan) -> bool:
         """Whether a plan was made for experts of these sizes."""
-        fits = slots.slots <= self.layers * self.experts and len(slots.ways) <= self.layers
-        return fits and slots.expert_bytes == self.expert
+        layers = len(self.kinds)
+        fits = slots.slots <= layers * self.experts and len(slots.ways) <= layers
+        return fits and self.expert == (slots.expert_bytes,)
 
-    def slots(self, budget: int, staged: int, sets: int | None = None) -> SlotPlan:
-        """The division of a budget, as `plan_slots`. Raises UsageError."""
-        return plan_slots(
-            *(budget, self.expert, self.layers, self.experts, self.top_k),
+    def slots(self, budget: int, staged: int, sets: int | None = None) -> PoolPlan:
+        """The division of a budget, as `plan_pools`. Raises UsageError."""
+        return plan_pools(
+            *(budget, self.expert, self.kinds, self.experts, self.top_k),
             max_staged=staged,
             sets=sets,
         )
 
 
-def slots_asked(sizes: Sizes, expert_memory: str, staged: int, sets: int | None = None) -> SlotPlan:
+def slots_asked(sizes: Sizes, expert_memory: str, staged: int, sets: int | None = None) -> PoolPlan:
     """Slots for a budget that is given. Raises UsageError."""
     return sizes.slots(parse_budget(expert_memory, sizes.everything), staged, sets)
 
 
 def slots_left(
     sizes: Sizes, machine: PlanMachine, staged: int, sets: int | None = None
-) -> SlotPlan:
+) -> PoolPlan:
     """Slots for what the machine has free beside the weights and the usual keys and values.
 
     Raises MiractlError with the line that does not fit, or where the free memory is not known.
@@ -60,7 +62,7 @@ def slots_left(
     ledger = ledger.with_line(weights)
     cache = max(0, min(KV_MEMORY, (ledger.left or 0) // 4))
     ledger = ledger.with_line(Line("KV cache", cache, "assumed"))
-    left, least = ledger.left or 0, sizes.top_k * sizes.expert
+    left, least = ledger.left or 0, sizes.top_k * sum(sizes.expert)
     broken = ledger.first_break()
     if broken is None and left < least:
         broken = Refusal("expert slots", ledger.name, least, left)

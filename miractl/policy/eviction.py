@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.heat import HeatRating
 from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
@@ -27,6 +28,8 @@ class EvictionPolicy(Protocol):
 
     admission: Admission
     worth: Floats  # [layers, experts], finite
+    shifts: bool  # slots move between layers that do not share them
+    warms: bool  # it tells the heat of what was used, in every layer
 
     def record(self, step: Routed) -> bool:
         """Take in a layer's routing; whether the worth of other layers has changed too."""
@@ -45,6 +48,8 @@ class _Table:
     """A table of worth and nothing that runs beside."""
 
     admission = Admission.ALWAYS
+    shifts = False
+    warms = False
 
     def __init__(self, layers: int, experts: int) -> None:
         self.worth: Floats = np.zeros((layers, experts))
@@ -120,11 +125,11 @@ class Static(_Table):
 class HeatEviction(_Table):
     """Residents below the heat threshold go first, coldest first; the rest by least recent use.
 
-    A newcomer below the threshold displaces nobody above it. The heat is told of a step before
-    this policy is.
+    A newcomer below the threshold displaces nobody above it.
     """
 
     admission = Admission.HOTTER
+    warms = True
 
     def __init__(self, heat: HeatTable, layers: int, experts: int) -> None:
         super().__init__(layers, experts)
@@ -132,11 +137,40 @@ class HeatEviction(_Table):
         self._recency = LeastRecentlyUsed(layers, experts)
 
     def record(self, step: Routed) -> bool:
-        """Read the scores: of all layers when a step begins, since time has passed for everyone."""
+        """Warm up the used, then read the scores.
+
+        Of all layers when a step begins, since time has passed for everyone.
+        """
+        counts = np.bincount(step.ids.reshape(-1), minlength=self.worth.shape[1])
+        self._heat.activate(step.layer, counts, len(step.ids))
         self._recency.record(step)
         rows = slice(None) if step.layer == 0 else step.layer
         scores, used = self._heat.scores(rows), self._recency.worth[rows]
         self.worth[rows] = np.where(scores < self._heat.threshold, scores, HOT + used)
+        return step.layer == 0
+
+
+class CompiledHeat(_Table):
+    """The same in C, to the last rounding of a power."""
+
+    admission = Admission.HOTTER
+    warms = True
+
+    def __init__(self, heat: HeatTable, layers: int, experts: int) -> None:
+        """Raises MiractlError without the library."""
+        super().__init__(layers, experts)
+        self._heat = heat
+        (score, since, decay), used = heat.decaying, np.zeros_like(self.worth)
+        self._rating = HeatRating(decay, score, since, heat.counts, used, self.worth)
+
+    def record(self, step: Routed) -> bool:
+        """As `HeatEviction` does."""
+        rating, heat = self._rating, self._heat
+        rating.now = heat.open(len(step.ids))
+        rating.threshold = heat.threshold
+        rating.stamp += 1
+        if not rating.record(step.layer, step.addresses[0], step.ids.size):
+            raise ValueError(f"Got ids {step.ids.tolist()} of {self.worth.shape[1]} experts")
         return step.layer == 0
 
 
@@ -146,12 +180,12 @@ class Brain:
     def __init__(self, eviction: EvictionPolicy, heat: HeatTable) -> None:
         self.eviction, self.heat = eviction, heat
         self.admission, self.worth = eviction.admission, eviction.worth
+        self.shifts = eviction.shifts
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
         self.seconds = heat.seconds  # of its clock, when the last layer was recorded
         none = np.zeros_like(self.activations)
         self._recalled = Memory(np.zeros_like(self.worth), none)  # of earlier runs
-        self._feels_layers = isinstance(eviction, HeatEviction)
 
     def record(self, step: Routed) -> bool:
         """Count the tokens, then `rate`."""
@@ -164,13 +198,14 @@ class Brain:
 
         The tokens are counted. Whether the worth of other layers has changed too.
         """
-        layer = step.layer
-        if not self._feels_layers and layer < len(self.worth) - 1:
+        last = step.layer == len(self.worth) - 1
+        if not (last or self.eviction.warms):
             self.seconds = self.heat.seconds
             return self.eviction.record(step)
         self.seconds = self.heat.hold()
         try:
-            self._warm(layer if self._feels_layers else slice(None), len(step.ids))
+            if not self.eviction.warms:
+                self._warm(len(step.ids))
             return self.eviction.record(step)
         finally:
             self.heat.go_on()
@@ -199,6 +234,6 @@ class Brain:
         """Stop what runs beside."""
         self.eviction.close()
 
-    def _warm(self, rows: int | slice, tokens: int) -> None:
-        self.heat.activate(rows, self.activations[rows] - self._felt[rows], tokens)
-        self._felt[rows] = self.activations[rows]
+    def _warm(self, tokens: int) -> None:
+        self.heat.activate(slice(None), self.activations - self._felt, tokens)
+        self._felt[:] = self.activations

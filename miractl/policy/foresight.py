@@ -6,12 +6,15 @@ import numpy as np
 
 from miractl.native.predictor import KEPT, PredictorState
 from miractl.native.predictor import Predictor as Native
+from miractl.native.replay import Routing
+from miractl.native.tutor import Tutor
 from miractl.policy.prediction import (
     LAST,
     Popularity,
     Probabilities,
     Tables,
     is_prompt,
+    only,
     owned,
     put_back,
     union,
@@ -40,11 +43,16 @@ class Stream:
                 predictor.predict(layer)
         self._is_new = False
 
-    def confirm(self, layer: int, ids: int) -> None:
-        """Learn a layer's experts, int64 [k] at address `ids`, and predict what they tell of."""
+    def follow(self, layer: int, ids: int) -> None:
+        """Take in a layer's experts, int64 [k] at address `ids`, and predict what they tell of."""
+        self.next_layer = layer + 1
         for predictor in self.predictors:
             predictor.follow(layer, ids)
-        self.next_layer = layer + 1
+
+    def text(self, experts: int) -> Routing:
+        """The end of the prompt, to be learned: it begins the sequence as far as is known."""
+        tokens, self.prompt, self._is_new = np.stack(self.prompt, axis=1), [], False
+        return Routing(tokens, experts, distinct=False)
 
 
 def _kept(state: PredictorState) -> Tables:
@@ -52,9 +60,9 @@ def _kept(state: PredictorState) -> Tables:
 
 
 class Foresight:
-    """Guesses by `miractl.native.predictor`; a prompt's last tokens are learned when it is through.
+    """Guesses by `miractl.native.predictor`, which learns on a thread when a step is through.
 
-    Raises MiractlError without the library.
+    Of prompts the last tokens are learned. Raises MiractlError without the library.
     """
 
     mode = "learned"
@@ -63,32 +71,36 @@ class Foresight:
         self._states = [
             PredictorState(layers, experts, top_k, ahead=ahead) for ahead in range(1, horizon + 1)
         ]
-        self._layers = layers
+        self._layers, self._experts = layers, experts
         self._tokens = 0  # learned
         self._streams = Streams(lambda: Stream(self._states, self._tokens))
         self._popular = Popularity(layers, experts, top_k)
+        self._tutor = Tutor()
         self._step: Routed | None = None
+        self._alone: Stream | None = None  # of a step that is one new token
 
     def observe(self, step: Routed, hidden: Any = None) -> None:
-        """Learn from new tokens at once, from prompts at their last layer."""
-        self._step = step
-        self._popular.observe(step)
-        for part in owned(step):
-            stream = self._streams.begin(part) if step.layer == 0 else self._streams.of(part)
-            if len(part) > 1:
-                self._read(stream, step, part)
-            elif step.layer == 0:
-                self._tokens += 1
-                stream.begin(part.position == 0)
-                stream.confirm(0, self._row_at(step, part))
-            elif stream.next_layer == step.layer:
-                stream.confirm(step.layer, self._row_at(step, part))
+        """Follow new tokens; at the last layer begin to learn from them and from prompts."""
+        self._step, layer = step, step.layer
+        if layer == 0:
+            self._begin(step)
+        alone = self._alone
+        if alone is None:
+            self._popular.observe(step)
+            for part in owned(step):
+                self._follow(self._streams.of(part), step, part)
+        elif alone.next_layer == layer:
+            alone.follow(layer, step.addresses[0])
+        if layer == self._layers - 1:
+            self._teach(step)
 
     def guess(self, ahead: int) -> Probabilities | None:
-        """By each new token's past, by popularity for prompts."""
-        step = self._step
+        """By each new token's past, by popularity for prompts. Overwritten by the next."""
+        step, alone = self._step, self._alone
         if step is None or step.layer + ahead >= self._layers or ahead > len(self._states):
             return None
+        if alone is not None:
+            return alone.predictors[ahead - 1].guess if alone.next_layer > step.layer else None
         if is_prompt(step):
             return self._popular.guess(ahead)
         streams = [self._streams.of(part) for part in owned(step)]
@@ -97,18 +109,18 @@ class Foresight:
             for stream in streams
             if stream.next_layer == step.layer + 1
         ]
-        if len(each) > 1:
-            return union(np.stack(each))
-        return each[0].copy() if each else None
+        return union(np.stack(each)) if each else None
 
     def fade(self) -> None:
         """Halve the counts; let the tables move again."""
+        self._tutor.wait()
         for state in self._states:
             state.fade()
         self._popular.fade()
 
     def tables(self) -> Tables:
         """Of each number of layers ahead; and of how many tokens they are."""
+        self._tutor.wait()
         kept = {name: array for state in self._states for name, array in _kept(state).items()}
         tokens = np.array([self._tokens], np.float64)
         return {**kept, "foresight.tokens": tokens, **self._popular.tables()}
@@ -124,21 +136,37 @@ class Foresight:
         if any(known) and put_back({"foresight.tokens": tokens}, tables):
             self._tokens = int(np.clip(tokens[0], 0, MOST_TOKENS))
 
-    @staticmethod
-    def _row_at(step: Routed, part: Segment) -> int:
-        ids, _ = step.addresses
-        return ids + part.start * step.ids.strides[0]
-
-    def _read(self, stream: Stream, step: Routed, part: Segment) -> None:
-        if step.layer == 0:
+    def _begin(self, step: Routed) -> None:
+        """Take a step in."""
+        self._tutor.wait()
+        for part in owned(step):
+            stream = self._alone = self._streams.begin(part)
             stream.prompt = []
-        stream.prompt.append(step.ids[max(part.start, part.stop - LAST) : part.stop])
-        if step.layer + 1 < self._layers or len(stream.prompt) < self._layers:
+            if len(part) == 1:
+                self._tokens += 1
+                stream.begin(part.position == 0)
+        if only(step) is None:
+            self._alone = None
+
+    def _follow(self, stream: Stream, step: Routed, part: Segment) -> None:
+        if len(part) > 1:
+            stream.prompt.append(step.ids[max(part.start, part.stop - LAST) : part.stop])
+        elif stream.next_layer == step.layer:
+            ids, _ = step.addresses
+            stream.follow(step.layer, ids + part.start * step.ids.strides[0])
+
+    def _teach(self, step: Routed) -> None:
+        alone = self._alone
+        if alone is not None:
+            if alone.next_layer == self._layers:
+                self._tutor.teach(alone.predictors)
+                self._popular.count(alone.predictors[0].ids)
             return
-        tokens = np.ascontiguousarray(np.stack(stream.prompt, axis=1), np.int64)
-        for at, token in enumerate(tokens):
-            self._tokens += 1
-            stream.begin(at == 0)
-            for layer in range(len(token)):
-                stream.confirm(layer, token[layer].ctypes.data)
-        stream.prompt = []
+        parts = [(part, self._streams.of(part)) for part in owned(step)]
+        through = [s for part, s in parts if len(part) == 1 and s.next_layer == self._layers]
+        texts = []
+        for stream in (s for _, s in parts if len(s.prompt) == self._layers):
+            text = stream.text(self._experts)
+            self._tokens += text.tokens
+            texts += [(predictor, text) for predictor in stream.predictors]
+        self._tutor.teach([p for stream in through for p in stream.predictors], texts)

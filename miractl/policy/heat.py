@@ -61,16 +61,21 @@ class HeatTable:
 
         `counts` [experts] or [layers, experts]: tokens each, of `tokens` in all.
         """
-        now = self._now()
-        self._end_window(now)
-        if self._window_start is None:
-            self._window_start = now
+        now = self.open(tokens)
         used = counts > 0
         warmed = np.minimum(1.0, self._at(now, rows) + ACTIVATION)
         np.copyto(self._score[rows], warmed, where=used)
         self._since[rows][used] = now
         self._counts[rows] += counts
+
+    def open(self, tokens: int) -> float:
+        """A step of so many tokens activates experts: the window may be over. The time now."""
+        now = self._now()
+        self._end_window(now)
+        if self._window_start is None:
+            self._window_start = now
         self._tokens += TOKENS_EWMA * (tokens - self._tokens)
+        return now
 
     @property
     def seconds(self) -> float:
@@ -91,6 +96,11 @@ class HeatTable:
         """Layers and experts."""
         layers, experts = self._score.shape
         return layers, experts
+
+    @property
+    def counts(self) -> Counts:
+        """Tokens of this window, [layers, experts]."""
+        return self._counts
 
     @property
     def decaying(self) -> tuple[Floats, Floats, float]:

@@ -20,6 +20,7 @@ from miractl.native.learner import Learner, LearnerState, discount_for, window_f
 from miractl.native.replay import Admission, Routing
 from miractl.native.tutor import Course, Tutor
 from miractl.policy.keys import NOBODY
+from miractl.policy.prediction import only
 from miractl.policy.routing import Ids, Routed, Scores, Segment
 
 Floats = npt.NDArray[np.float64]
@@ -60,7 +61,7 @@ class Learned:
         admission: Admission = Admission.WORTHIER,
     ) -> None:
         """Raises MiractlError without the native library."""
-        self.admission = admission
+        self.admission, self.shifts, self.warms = admission, False, False
         self.worth: Floats = np.zeros((layers, experts))
         self._rows_of_worth = list(self.worth)
         self._worth_at, self._row_bytes = self.worth.ctypes.data, self.worth.strides[0]
@@ -131,12 +132,14 @@ class Learned:
     def _begin(self, step: Routed) -> bool:
         """Take a step in; whether prompts of the step before have changed the worth of layers."""
         self._tutor.wait()
+        self._step, own = step.step, only(step)
+        if own is not None and self._goes_on(own.sequence):
+            return False
         refreshed = any(prompt.ids for prompt in self._prompts)
         if refreshed:
             self._voters = list(self._learners)
             for layer in range(len(self.worth)):
                 self._weigh(layer)
-        self._step = step.step
         known = [s for s in step.segments if s.sequence != NOBODY][: self._most]
         learners = {segment.sequence: self._stream(segment) for segment in known}
         tokens = [segment for segment in known if len(segment) == 1]
@@ -157,6 +160,10 @@ class Learned:
         self._voters = list(ready)
         self._alone = len(self._voters) == len(self._rows) == 1
         return refreshed
+
+    def _goes_on(self, sequence: int) -> bool:
+        """Whether the step before was one token of this sequence alone."""
+        return self._alone and not self._prompts and self._sequences == (sequence,)
 
     def _rate(self, step: Routed) -> None:
         layer, told = step.layer, step
@@ -201,6 +208,9 @@ class Learned:
 
     def _teach(self) -> None:
         learners = self._course.learners if self._rows else ()
+        if not self._prompts:
+            self._tutor.teach(learners)
+            return
         texts = [
             (prompt.learner, prompt.text(self.state.experts, len(prompt.ids[0]) < PROMPT_TOKENS))
             for prompt in self._prompts

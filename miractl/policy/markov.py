@@ -7,23 +7,22 @@ first tokens fill them, every later one updates them.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from miractl.native.library import library
+from miractl.native.chain import BY_LAYER, BY_TOKEN, Chain, Walk
+from miractl.native.tutor import Tutor
 from miractl.policy.prediction import (
     LAST,
     Popularity,
     Probabilities,
     Tables,
     is_prompt,
+    only,
     owned,
     put_back,
     union,
 )
-from miractl.policy.routing import Ids, Routed, Segment
+from miractl.policy.routing import Routed, Segment
 from miractl.policy.streams import Streams
-
-Counts = npt.NDArray[np.float32]  # [layers, experts before, experts after]
 
 PRIOR = 0.5  # pseudo-count of each transition: an unseen pair is unlikely, not impossible
 OF_LAYER = 0.9  # weight of the layer before; more of the token before only blurs it
@@ -35,107 +34,124 @@ class MarkovTable:
 
     For a token, P(e) is the sum over its experts e' of count(e', e) / sum(e'), at most 1. Of two
     layers ahead the same with P in place of the token's experts, which multiplies the probabilities
-    along each path and adds up the paths.
+    along each path and adds up the paths. New tokens are counted on a thread when their step is
+    through: in it only later layers are asked about.
     """
 
     mode = "markov"
 
     def __init__(self, layers: int, experts: int, top_k: int) -> None:
         """Raises MiractlError without the library."""
-        shape = (layers, experts, experts)
-        self._by_layer: Counts = np.full(shape, PRIOR, np.float32)
-        self._by_token: Counts = np.full(shape, PRIOR, np.float32)
-        self._own = {"markov.by_layer": self._by_layer, "markov.by_token": self._by_token}
-        self._starts = self._by_layer.ctypes.data, self._by_token.ctypes.data
-        self._bytes = self._by_layer.strides[0]  # of a layer
-        self._guess: Probabilities = np.zeros((3, experts))  # and scratch
-        self._guess_at = self._guess[1:].ctypes.data, self._guess[0].ctypes.data
-        self._library = library()
+        self._chain = Chain(
+            *(layers, experts, top_k), prior=PRIOR, most=MOST_COUNTS * top_k, of_layer=OF_LAYER
+        )
+        by_layer, by_token = self._chain.tables
+        self._own = {"markov.by_layer": by_layer, "markov.by_token": by_token}
         self._popular = Popularity(layers, experts, top_k)
-        self._experts, self._layers = experts, layers
-        self._past = Streams(lambda: _Past(layers, top_k))
-        self._before: Routed | None = None
+        self._layers = layers
+        self._past = Streams(lambda: _Past(self._chain))
+        self._tutor = Tutor()
         self._step: Routed | None = None
+        self._alone: _Past | None = None  # of a step that is one new token
 
     def observe(self, step: Routed, hidden: Any = None) -> None:
-        """Count what followed whom. Raises ValueError for experts that do not exist."""
-        before, self._before = self._before, step
-        self._step = step
-        self._popular.observe(step)
-        ids, _ = step.addresses
-        row_bytes, layer = step.ids.strides[0], step.layer
-        paired = before is not None and before.layer == layer - 1
-        for part in owned(step):
-            first = max(part.start, part.stop - LAST)
-            count = part.stop - first
-            if before is not None and paired and len(before.ids) == len(step.ids):
-                told, _ = before.addresses
-                at = first * row_bytes
-                self._count(0, step, told + at, ids + at, count)
-            past = self._past.begin(part) if layer == 0 else self._past.of(part)
-            at = ids + first * row_bytes
-            if past.known[layer] and count == len(part):
-                self._count(1, step, past.address + layer * row_bytes, at, 1)
-            self._count(1, step, at, at + row_bytes, count - 1)
-            past.ids[layer] = step.ids[part.stop - 1]
-            past.known[layer] = True
+        """Follow the step; at its last layer what followed whom begins to be counted.
+
+        Raises ValueError for experts that do not exist.
+        """
+        before, self._step, layer = self._step, step, step.layer
+        if layer == 0:
+            self._begin(step)
+        alone = self._alone
+        if alone is None:
+            self._popular.observe(step)
+            for part in owned(step):
+                self._follow(before, step, part)
+        elif alone.next_layer == layer:
+            alone.follow(layer, step.addresses[0])
+        if layer == self._layers - 1:
+            self._teach(step)
 
     def guess(self, ahead: int) -> Probabilities | None:
-        """By both tables for new tokens, by popularity for prompts."""
-        step = self._step
+        """By both tables for new tokens, by popularity for prompts. Overwritten by the next."""
+        step, alone = self._step, self._alone
         if step is None or step.layer + ahead >= self._layers:
             return None
+        if alone is not None:
+            return alone.walk.guess(step.layer, ahead) if alone.next_layer > step.layer else None
         if is_prompt(step):
             return self._popular.guess(ahead)
-        parts = owned(step)
-        if len(parts) == 1:
-            return self._follow(step, parts[0], ahead)
-        return union(np.stack([self._follow(step, p, ahead) for p in parts])) if parts else None
+        pasts = [self._past.of(part) for part in owned(step)]
+        each = [p.walk.guess(step.layer, ahead) for p in pasts if p.next_layer == step.layer + 1]
+        return union(np.stack(each)) if each else None
 
     def fade(self) -> None:
         """Halve what was counted; the prior stays."""
-        for table in (self._by_layer, self._by_token):
-            table -= (table - PRIOR) / 2
+        self._tutor.wait()
+        self._chain.fade()
         self._popular.fade()
 
     def tables(self) -> Tables:
         """All counts."""
+        self._tutor.wait()
         return {**self._own, **self._popular.tables()}
 
     def recall(self, tables: Tables) -> None:
         """As the protocol says."""
-        put_back(self._own, tables)
+        if put_back(self._own, tables):
+            self._chain.add_up()
         self._popular.recall(tables)
 
-    def _follow(self, step: Routed, part: Segment, ahead: int) -> Probabilities:
-        ids, _ = step.addresses
-        row_bytes, layer = step.ids.strides[0], step.layer + ahead
-        past = self._past.of(part)
-        by_layer, by_token = self._starts
-        self._library.mira_markov_guess(
-            *(by_layer + (step.layer + 1) * self._bytes, by_token + layer * self._bytes),
-            *(self._experts, ahead, ids + (part.stop - 1) * row_bytes),
-            past.address + layer * row_bytes if past.known[layer] else None,
-            *(step.ids.shape[1], OF_LAYER, *self._guess_at),
-        )
-        result: Probabilities = self._guess[0].copy()
-        return result
+    def _begin(self, step: Routed) -> None:
+        """Take a step in."""
+        self._tutor.wait()
+        for part in owned(step):
+            past = self._alone = self._past.begin(part)
+            past.next_layer = 0
+        if only(step) is None:
+            self._alone = None
 
-    def _count(self, table: int, step: Routed, before: int, after: int, tokens: int) -> None:
-        """Count pairs of the same row, int64 [tokens, k] at two addresses, for the step's layer."""
-        top = step.ids.shape[1]
-        at = self._starts[table] + step.layer * self._bytes
-        most = MOST_COUNTS * top
-        if tokens > 0 and self._library.mira_markov_count(
-            at, self._experts, before, after, tokens, top, most
-        ):
-            raise ValueError(f"Got experts that are none of {self._experts}")
+    def _follow(self, before: Routed | None, step: Routed, part: Segment) -> None:
+        """Count the end of a prompt at once; keep the last token."""
+        past, (ids, _) = self._past.of(part), step.addresses
+        row_bytes, layer = step.ids.strides[0], step.layer
+        if past.next_layer != layer:
+            return
+        past.follow(layer, ids + (part.stop - 1) * row_bytes)
+        if len(part) == 1:
+            return
+        first = max(part.start, part.stop - LAST)
+        at, count = ids + first * row_bytes, part.stop - first
+        if layer > 0 and before is not None and len(before.ids) == len(step.ids):
+            told, _ = before.addresses
+            self._chain.count(BY_LAYER, layer, told + first * row_bytes, at, count)
+        if past.walk.known and count == len(part):
+            was = past.walk.ids[layer].ctypes.data
+            self._chain.count(BY_TOKEN, layer, was, at, 1)
+        self._chain.count(BY_TOKEN, layer, at, at + row_bytes, count - 1)
+
+    def _teach(self, step: Routed) -> None:
+        alone = self._alone
+        if alone is not None:
+            if alone.next_layer == self._layers:
+                self._popular.count(alone.walk.newest)
+                self._tutor.teach(alone.walks)
+            return
+        parts = [(part, self._past.of(part)) for part in owned(step)]
+        through = [(part, past) for part, past in parts if past.next_layer == self._layers]
+        for _, past in ((part, past) for part, past in through if len(part) > 1):
+            past.walk.turn()
+        self._tutor.teach([past.walk for part, past in through if len(part) == 1])
 
 
 class _Past:
-    """Of one sequence: the experts of its last token in each layer, [layers, k], where known."""
+    """Of one sequence: its last tokens, and the layer that comes next in the newest."""
 
-    def __init__(self, layers: int, top_k: int) -> None:
-        self.ids: Ids = np.zeros((layers, top_k), np.int64)
-        self.known = [False] * layers
-        self.address = self.ids.ctypes.data
+    def __init__(self, chain: Chain) -> None:
+        self.walk, self.next_layer = Walk(chain), 0
+        self.walks = (self.walk,)
+
+    def follow(self, layer: int, ids: int) -> None:
+        """Take in what a layer chose, int64 [k] at address `ids`."""
+        self.next_layer = layer + 1
+        self.walk.follow(layer, ids)

@@ -30,7 +30,10 @@ class Predictor(Protocol):
         """A layer is routed; `hidden` [tokens, H] are the states that its router saw."""
 
     def guess(self, ahead: int) -> Probabilities | None:
-        """Of the layer so many after the one observed last; None where nothing can be said."""
+        """Of the layer so many after the one observed last; None where nothing can be said.
+
+        Good until the next guess of as many layers ahead.
+        """
 
     def fade(self) -> None:
         """Forget half of what was counted, so that what is new counts more."""
@@ -64,6 +67,13 @@ def owned(step: Routed) -> list[Segment]:
     return [segment for segment in step.segments if segment.sequence != NOBODY]
 
 
+def only(step: Routed) -> Segment | None:
+    """The one new token that is all of the step and somebody's, or None."""
+    if len(step.ids) > 1 or step.segments[0].sequence == NOBODY:
+        return None
+    return step.segments[0]
+
+
 def is_prompt(step: Routed) -> bool:
     """Whether some sequence has several tokens in the step."""
     return len(step.ids) > len(step.segments)
@@ -87,28 +97,19 @@ class Popularity:
     def __init__(self, layers: int, experts: int, top_k: int) -> None:
         self._share = np.full((layers, experts), top_k / experts)
         self._layer, self._tokens = 0, 1
-        self._told: list[tuple[int, Ids]] = []  # layers and their experts [k], not counted yet
+        self._rows = np.arange(layers)[:, None]
 
     def observe(self, step: Routed, hidden: Any = None) -> None:
         """Move the averages on by the step's tokens."""
         ids = self._ids(step)
         self._layer, self._tokens = step.layer, len(ids)
-        if step.layer == 0:
-            self._catch_up()
-        if len(ids) == 1:
-            self._told.append((step.layer, ids[0]))
-        elif len(ids):
+        if len(ids):
             self._count(step.layer, ids)
-        if step.layer == len(self._share) - 1:
-            self._catch_up()
 
-    def _catch_up(self) -> None:
-        """New tokens are counted when all layers are through: only later layers are asked about."""
-        if self._told:
-            layers, ids = zip(*self._told, strict=True)
-            self._share[layers, :] *= 1 - RECENT
-            np.add.at(self._share, (np.array(layers)[:, None], np.array(ids)), RECENT)
-            self._told.clear()
+    def count(self, ids: npt.NDArray[np.integer[Any]]) -> None:
+        """Move the averages on by one token, ids [layers, k]."""
+        self._share *= 1 - RECENT
+        np.add.at(self._share, (self._rows, ids), RECENT)
 
     def _count(self, layer: int, ids: Ids) -> None:
         row = self._share[layer]
@@ -127,12 +128,10 @@ class Popularity:
 
     def fade(self) -> None:
         """Draw the averages half way to their mean."""
-        self._catch_up()
         self._share += (self._share.mean(axis=1, keepdims=True) - self._share) / 2
 
     def tables(self) -> Tables:
         """The averages."""
-        self._catch_up()
         return {"popularity": self._share}
 
     def recall(self, tables: Tables) -> None:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from miractl.errors import UsageError
+from miractl.native.library import available
 from miractl.native.replay import Admission, Kind
 from miractl.policy.eviction import (
     Anybody,
+    CompiledHeat,
     EvictionPolicy,
     HeatEviction,
     LeastOftenUsed,
@@ -18,13 +20,14 @@ from miractl.policy.heat import HeatTable
 from miractl.policy.learned import Learned
 from miractl.policy.memory import Memory
 
-DEFAULT, WITHOUT_LIBRARY = "learned", "heat"
+DEFAULT, WITHOUT_LIBRARY = "learned", "heat-shift"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A rule, and what it may do: `pooled`, layers share all slots; `bypass`, a miss may stay out.
 
+    `shifts`: slots move between layers that do not share them, to where they are worth most.
     `optimum` names the policy that sees the future and may do the same.
     """
 
@@ -34,6 +37,7 @@ class Policy:
     optimum: str
     pooled: bool = False
     bypass: bool = False
+    shifts: bool = False
 
     @property
     def admission(self) -> Admission:
@@ -50,6 +54,12 @@ POLICIES = {
         Policy("lfu", "least often used goes, 5 % forgotten a token", Kind.LFU, "belady"),
         Policy("random", "anybody goes", Kind.RANDOM, "belady"),
         Policy("heat", "coldest goes, a cold miss may stay out", Kind.HEAT, "belady-bypass"),
+        Policy("lru-shift", "lru, slots move between layers", Kind.LRU, "belady", shifts=True),
+        Policy("lfu-shift", "lfu, slots move between layers", Kind.LFU, "belady", shifts=True),
+        Policy(
+            *("heat-shift", "heat, slots move between layers", Kind.HEAT, "belady-bypass"),
+            shifts=True,
+        ),
         Policy("learned-layer", "learned, a miss always enters", Kind.LEARNED, "belady"),
         Policy(
             *("learned-bypass", "learned, a miss may stay out", Kind.LEARNED, "belady-bypass"),
@@ -99,11 +109,15 @@ def make_policy(
     policy, (layers, experts) = POLICIES[name], heat.shape
     if policy.kind is Kind.LEARNED:
         return Learned(layers, experts, top, slots, policy.admission)
+    made: EvictionPolicy
     if policy.kind is Kind.HEAT:
-        return HeatEviction(heat, layers, experts)
-    if policy.kind is Kind.LFU:
-        return LeastOftenUsed(layers, experts)
-    return (LeastRecentlyUsed if policy.kind is Kind.LRU else Anybody)(layers, experts)
+        made = (CompiledHeat if available() else HeatEviction)(heat, layers, experts)
+    elif policy.kind is Kind.LFU:
+        made = LeastOftenUsed(layers, experts)
+    else:
+        made = (LeastRecentlyUsed if policy.kind is Kind.LRU else Anybody)(layers, experts)
+    made.shifts = policy.shifts
+    return made
 
 
 def ways_for(name: str, ways: tuple[int, ...], asked: bool = False) -> tuple[int, ...]:

@@ -8,39 +8,46 @@ from miractl.policy.routing import Routed
 
 FAST, SLOW = 0.02, 0.001  # rates of the averages of quality, a judged layer
 DRIFT = 0.8  # of its own average, below which quality has fallen
-SETTLED = 5000  # judged layers until an average means something
+SETTLED = 1000  # judged layers until an average means something
+EVERY = 8  # guesses, of which one is judged
 
 
 class Resampled:
     """A predictor whose counts fade every `interval` tokens, or as its guesses get worse.
 
-    Quality is the share of a layer's experts that were among as many likeliest of the guess.
+    Quality is the share of a layer's experts that were among as many likeliest of the guess; one
+    guess in `EVERY` is judged.
     """
 
     def __init__(self, inner: TablePredictor, interval: int) -> None:
         self.mode, self._inner, self._interval = inner.mode, inner, interval
         self._tokens = 0
         self._guess: tuple[int, Probabilities] | None = None
+        self._guesses = self._layer = 0
         self._fast = self._slow = 0.0
         self._judged = 0
         self.resampled = 0  # times
 
     def observe(self, step: Routed, hidden: Any) -> None:
         """Judge the guess of this layer, then pass the step on."""
-        self._judge(step)
+        layer = self._layer = step.layer
+        if self._guess is not None:
+            self._judge(step)
         self._inner.observe(step, hidden)
-        if step.layer == 0:
+        if layer == 0:
             self._tokens += len(step.ids)
-        if self._tokens >= self._interval or self._has_drifted:
-            self._inner.fade()
-            self.resampled += 1
-            self._tokens = self._judged = 0
+            if self._tokens >= self._interval or self._has_drifted:
+                self._inner.fade()
+                self.resampled += 1
+                self._tokens = self._judged = 0
 
     def guess(self, ahead: int) -> Probabilities | None:
-        """As the inner one's, noted for judgement."""
+        """As the inner one's, noted for judgement now and then."""
         found = self._inner.guess(ahead)
         if ahead == 1 and found is not None:
-            self._guess = self._layer + 1, found
+            self._guesses += 1
+            if self._guesses % EVERY == 0:
+                self._guess = self._layer + 1, found
         return found
 
     def fade(self) -> None:
@@ -60,7 +67,7 @@ class Resampled:
         return self._judged >= SETTLED and self._fast < DRIFT * self._slow
 
     def _judge(self, step: Routed) -> None:
-        noted, self._guess, self._layer = self._guess, None, step.layer
+        noted, self._guess = self._guess, None
         if noted is None or noted[0] != step.layer:
             return
         share = recall(noted[1], step.addresses[0], step.ids.size)

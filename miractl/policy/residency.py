@@ -1,15 +1,17 @@
 """Which expert is in which slot.
 
-Slots are numbered 0 to n-1 and are all alike; what differs is the role that an expert plays in one:
+Slots are numbered through. Where layers have experts of different shapes there is a pool of slots
+for each shape, and a layer has a slot of its own pool or none. Those of a pool are all alike; what
+differs is the role that an expert plays in one:
 
-- resident: cached. A set of the set-associative cache holds at most `ways` residents; layer l
-  belongs to set l mod N. One set a layer and one set for all are the two limits.
+- resident: cached. A set of the set-associative cache holds at most `ways` residents; the j-th
+  layer of a pool belongs to its set j mod N. One set a layer and one for all are the two limits.
 - staged: brought ahead of need, on a bet. At most `staging_limit`.
 - transit: needed by the step under way but not worth a resident's place, any more or at all.
 
-Invariants: residents <= sum of ways; staged + transit <= slots - sum of ways, the reserve; an
-expert has at most one slot and a slot at most one expert; whoever the step needs keeps its slot
-until the step lets go of it.
+Invariants, in each pool: residents <= sum of ways; staged + transit <= slots - sum of ways, the
+reserve; an expert has at most one slot and a slot at most one expert; whoever the step needs keeps
+its slot until the step lets go of it.
 A reserve of 0 is for the cache that holds every expert; any other needs 1, or a step could starve.
 A change of role moves no bytes. A policy by which newcomers compete with everybody may find that
 somebody is worth less whom the step needs: he gives up his place and keeps his slot, in transit.
@@ -22,8 +24,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.places import Places, SlotPool
 from miractl.native.replay import Admission
 from miractl.native.residency import Role
+from miractl.policy.allocation import Allocation
 from miractl.policy.eviction import HOT, Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed
@@ -50,22 +54,22 @@ GRANTED, REFUSED = _Room(True), _Room(False)
 class Residency:
     """The slot table. Pure bookkeeping: moves no bytes, knows no threads."""
 
-    def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
-        reserve = slots - sum(ways)
-        if reserve < 0:
-            raise ValueError(f"Got {slots = } but expected at least the {sum(ways)} residents")
-        if staging_limit and not 0 < staging_limit < reserve:
-            raise ValueError(f"Got {staging_limit = } but expected 0 to {max(0, reserve - 1)}")
-        self.slots, self.ways, self.staging_limit = slots, tuple(ways), staging_limit
+    def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
+        self.places = Places(pools, len(policy.worth), staging_limit)
+        self.pools, self.staging_limit = tuple(pools), staging_limit
+        self.slots = sum(pool.slots for pool in pools)
         self.policy = policy
-        self._reserve = reserve
-        self._free = list(range(slots - 1, -1, -1))
+        self._spare = [pool.reserve for pool in pools]  # free slots of each reserve
+        numbers = iter(range(self.slots))
+        self._idle = [[next(numbers) for _ in range(pool.slots)][::-1] for pool in pools]
         self._residents: dict[ExpertKey, int] = {}  # and their slots, as in the other two
         self._staged: dict[ExpertKey, int] = {}
         self._transit: dict[ExpertKey, int] = {}
         layers, experts = policy.worth.shape
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
-        self._layers = [np.arange(at, layers, len(ways)) for at in range(len(ways))]  # of each set
+        self._layers = [np.array(own, int) for own in self.places.members]  # of each set
+        ways = [ways for pool in pools for ways in pool.ways]
+        self._shares = Allocation(ways, [experts * len(own) for own in self._layers])
         self._held = [0] * len(ways)
         self._resident = np.zeros(policy.worth.shape, bool)
         # Worth of the residents, infinite for others; and the least of each layer with whose it is:
@@ -77,6 +81,20 @@ class Residency:
 
     def __len__(self) -> int:
         return len(self._residents) + len(self._staged) + len(self._transit)
+
+    @property
+    def ways(self) -> tuple[int, ...]:
+        """Residents that each set may have now."""
+        return tuple(self._shares.ways)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Slots of each pool that nobody has."""
+        return tuple(map(len, self._idle))
+
+    def has_bets(self, layer: int) -> bool:
+        """Whether bets hold slots that experts of the layer could have."""
+        return any(self.places.share(key.layer, layer) for key in self._staged)
 
     def slot(self, key: ExpertKey) -> int | None:
         """The slot that holds this expert in any role."""
@@ -113,6 +131,8 @@ class Residency:
 
     def record(self, step: Routed) -> None:
         """Tell the policy of a layer's routing, before its experts are looked up."""
+        if self.policy.shifts:
+            self._share(step)
         if self.policy.record(step):
             np.copyto(self._standing, self.policy.worth, where=self._resident)
             for layer in range(len(self._rows)):
@@ -122,13 +142,38 @@ class Residency:
             np.copyto(self._rows[layer], self.policy.worth[layer], where=self._resident[layer])
             self._rank(layer)
 
+    def _share(self, step: Routed) -> None:
+        """Learn what other ways would have done; as a step begins, move them if it pays."""
+        places, shares = self.places, self._shares
+        if step.layer == 0 and shares.begin():
+            for pool in range(len(self.pools)):
+                own = [
+                    at for at, of in enumerate(places.members) if of and places.pool[of[0]] == pool
+                ]
+                giver = shares.move(own, self._held)
+                if giver is not None and self._held[giver] > shares.ways[giver]:
+                    self.shrink(giver)
+        index = places.set[step.layer]
+        layers = self._layers[index]
+        row = places.members[index].index(step.layer)
+        for expert in np.unique(step.ids).tolist():
+            shares.count(index, self.policy.worth[layers], self._resident[layers], row, expert)
+
+    def shrink(self, index: int) -> ExpertKey:
+        """The least worthy of a set that has lost a way goes. Between steps: nobody is in use."""
+        _, victim = self._least_of(index, self.places.members[index][0])
+        self.release(victim)
+        return victim
+
     def demand(self, key: ExpertKey, needed: Collection[ExpertKey]) -> Place | None:
         """A slot for an absent expert that the step needs; None if it has to wait for a wave.
 
         `needed` are the experts of the step, all of the layer of `key`, that keep their slots.
         """
         room = self._room(key, needed)
-        if self._spare() <= 0 and (not room.granted or room.evicted in needed):
+        if self._spare[self.places.pool[key.layer]] <= 0 and (
+            not room.granted or room.evicted in needed
+        ):
             return None
         if not room.granted:
             return self._place(key, Role.TRANSIT)
@@ -137,7 +182,8 @@ class Residency:
 
     def stage(self, key: ExpertKey) -> Place | None:
         """A slot for a bet, or None: one spare slot always stays for a demand."""
-        if len(self._staged) >= self.staging_limit or self._spare() <= 1:
+        spare = self._spare[self.places.pool[key.layer]]
+        if len(self._staged) >= self.staging_limit or spare <= 1:
             return None
         return self._place(key, Role.STAGED)
 
@@ -145,32 +191,25 @@ class Residency:
         """A staged expert is needed now: make it resident if it is worth it, else transit."""
         room = self._room(key, needed)
         self._evict(room.evicted, needed)
-        slot = self._staged.pop(key)
+        slot = self._leave(key)
         role = Role.RESIDENT if room.granted else Role.TRANSIT
         self._enter(key, slot, role)
         return Place(slot, role, room.evicted)
 
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
-        if key in self._residents:
-            self._free.append(self._leave(key))
-        else:
-            self._free.append((self._transit if key in self._transit else self._staged).pop(key))
+        self._idle[self.places.pool[key.layer]].append(self._leave(key))
 
     def _of(self, role: Role) -> dict[ExpertKey, int]:
         if role is Role.RESIDENT:
             return self._residents
         return self._staged if role is Role.STAGED else self._transit
 
-    def _spare(self) -> int:
-        """Free slots of the reserve: the room of absent residents is not lent to bets."""
-        return self._reserve - len(self._staged) - len(self._transit)
-
     def _room(self, key: ExpertKey, needed: Collection[ExpertKey]) -> _Room:
         """Whether a newcomer may become resident, and who has to go for it."""
         layer, _ = key
-        index = layer % len(self.ways)
-        if self._held[index] < self.ways[index]:
+        index = self.places.set[layer]
+        if self._held[index] < self._shares.ways[index]:
             return GRANTED
         if self.policy.admission is Admission.WORTHIER:
             worth, victim = self._least_of(index, layer)
@@ -217,28 +256,33 @@ class Residency:
         if victim is None:
             return
         if victim in needed:
-            self._transit[victim] = self._leave(victim)
+            self._enter(victim, self._leave(victim), Role.TRANSIT)
         else:
-            self._free.append(self._leave(victim))
+            self.release(victim)
 
     def _place(self, key: ExpertKey, role: Role, evicted: ExpertKey | None = None) -> Place:
-        slot = self._free.pop()
+        slot = self._idle[self.places.pool[key.layer]].pop()
         self._enter(key, slot, role)
         return Place(slot, role, evicted)
 
     def _enter(self, key: ExpertKey, slot: int, role: Role) -> None:
+        layer, expert = key
         self._of(role)[key] = slot
-        if role is Role.RESIDENT:
-            layer, expert = key
-            self._held[layer % len(self.ways)] += 1
-            self._resident[key] = True
-            self._rows[layer][expert] = self.policy.worth[key]
-            self._rank(layer)
+        if role is not Role.RESIDENT:
+            self._spare[self.places.pool[layer]] -= 1
+            return
+        self._held[self.places.set[layer]] += 1
+        self._resident[key] = True
+        self._rows[layer][expert] = self.policy.worth[key]
+        self._rank(layer)
 
     def _leave(self, key: ExpertKey) -> int:
-        """A resident gives up its place; its slot."""
+        """An expert gives up its role; its slot."""
         layer, expert = key
-        self._held[layer % len(self.ways)] -= 1
+        if key not in self._residents:
+            self._spare[self.places.pool[layer]] += 1
+            return (self._transit if key in self._transit else self._staged).pop(key)
+        self._held[self.places.set[layer]] -= 1
         self._resident[key] = False
         self._rows[layer][expert] = np.inf
         self._rank(layer)

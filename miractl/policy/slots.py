@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.library import available
+from miractl.native.places import SlotPool
 from miractl.native.residency import BetCounts, Progress, ResidencyTable, Role, State, Status
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
@@ -25,16 +26,25 @@ class SlotTable(Protocol):
     """Which expert is in which slot. Not thread-safe: its owner holds the lock."""
 
     policy: Brain
-    ways: tuple[int, ...]  # of each set
+    pools: tuple[SlotPool, ...]
     staging_limit: int
     hits: npt.NDArray[np.int64]  # [layers, experts]: looked up and there
     misses: npt.NDArray[np.int64]
     prefetched: npt.NDArray[np.int64]  # [layers, experts]: bets on it
     prefetch_used: npt.NDArray[np.int64]  # those that arrived in time
+    in_vain: npt.NDArray[np.int64]  # [layers]: those that were moved and wasted
     progress: Progress  # of transfers into the slots of bets
 
     def __len__(self) -> int:
         """Occupied slots."""
+
+    @property
+    def ways(self) -> tuple[int, ...]:
+        """Residents that each set may have now; between sets of a pool they may shift."""
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Slots of each pool that nobody has."""
 
     @property
     def evictions(self) -> int:
@@ -105,8 +115,11 @@ class SlotTable(Protocol):
         One spare slot stays for a demand; stale bets make way, the oldest first.
         """
 
-    def oldest(self) -> list[ExpertKey]:
-        """The staged experts, in the order in which they were bet on."""
+    def oldest(self, layer: int | None = None) -> list[ExpertKey]:
+        """The staged experts, in the order in which they were bet on.
+
+        With a layer, those alone whose slots its experts could have.
+        """
 
     def unwanted(self, count: int) -> list[int]:
         """The first so many bets on the routed layer that have not begun and are not wanted."""
@@ -146,10 +159,10 @@ class SlotTable(Protocol):
 class CompiledSlots(ResidencyTable):
     """The table in C."""
 
-    def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
+    def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
         """Raises ValueError for an impossible division, MiractlError without the library."""
         super().__init__(
-            *(slots, ways, staging_limit, policy.worth, policy.admission),
+            *(pools, staging_limit, policy.worth, policy.admission),
             *(policy.activations, policy.heat.decaying),
         )
         self.policy = policy
@@ -158,6 +171,8 @@ class CompiledSlots(ResidencyTable):
     def record(self, step: Routed) -> None:
         """As the protocol says."""
         self._tell(step)
+        if self.policy.shifts:
+            self._share(self.address)
         self._note(self.address)
         if self.policy.rate(step):
             self._changed.fill(1)
@@ -189,10 +204,11 @@ class CompiledSlots(ResidencyTable):
         """As the protocol says."""
         return bool(self._role[key] == Role.STAGED)
 
-    def oldest(self) -> list[ExpertKey]:
+    def oldest(self, layer: int | None = None) -> list[ExpertKey]:
         """As the protocol says."""
-        keys = self._arrays["staging"][: self.staged].tolist()
-        return [ExpertKey(*divmod(key, self.hits.shape[1])) for key in keys]
+        numbers = self._arrays["staging"][: self.staged].tolist()
+        keys = [ExpertKey(*divmod(number, self.hits.shape[1])) for number in numbers]
+        return [key for key in keys if layer is None or self.places.share(key.layer, layer)]
 
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """As the protocol says."""
@@ -202,9 +218,9 @@ class CompiledSlots(ResidencyTable):
 class PlainSlots(StagedResidency):
     """The table in Python: the reference."""
 
-    def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
+    def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
         """Raises ValueError for an impossible division."""
-        super().__init__(slots, ways, staging_limit, policy)
+        super().__init__(pools, staging_limit, policy)
         self.hits: npt.NDArray[np.int64] = np.zeros(policy.worth.shape, np.int64)
         self.misses: npt.NDArray[np.int64] = np.zeros_like(self.hits)
         self.here: Pairs = []
@@ -224,6 +240,11 @@ class PlainSlots(StagedResidency):
     def waits(self) -> bool:
         """As the protocol says."""
         return bool(self._waiting)
+
+    def shrink(self, index: int) -> ExpertKey:
+        """The least worthy of a set that has lost a way goes."""
+        self.evictions += 1
+        return super().shrink(index)
 
     def ask(self, step: Routed) -> int:
         """As the protocol says."""
@@ -266,7 +287,7 @@ class PlainSlots(StagedResidency):
         while self._absent:
             key = ExpertKey(self._layer, self._absent[0])
             place = None if skip else self.demand(key, self._needed)
-            if place is None and not skip and self.members(Role.STAGED):
+            if place is None and not skip and self.has_bets(self._layer):
                 return Status.SHORT
             skip = False
             self._absent.pop(0)
@@ -309,7 +330,17 @@ class PlainSlots(StagedResidency):
             self.release(key)
 
 
+def one_pool(slots: int, ways: Sequence[int], policy: Brain) -> tuple[SlotPool]:
+    """All layers share the slots."""
+    return (SlotPool(tuple(range(len(policy.worth))), slots, tuple(ways)),)
+
+
 def make_slots(slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> SlotTable:
+    """The table of slots that all layers share. Raises ValueError for an impossible division."""
+    return make_table(one_pool(slots, ways, policy), staging_limit, policy)
+
+
+def make_table(pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> SlotTable:
     """The table in C where there is one. Raises ValueError for an impossible division."""
     kind = CompiledSlots if available() else PlainSlots
-    return kind(slots, ways, staging_limit, policy)
+    return kind(pools, staging_limit, policy)

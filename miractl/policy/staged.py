@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.places import SlotPool
 from miractl.native.residency import BetCounts, Progress, Role, State
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
@@ -34,13 +35,14 @@ class Settled(NamedTuple):
 class StagedResidency(Residency):
     """A slot table that follows the transfers into the slots of bets."""
 
-    def __init__(self, slots: int, ways: Sequence[int], staging_limit: int, policy: Brain) -> None:
+    def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
         """Raises ValueError for an impossible division."""
-        super().__init__(slots, ways, staging_limit, policy)
-        self.progress = Progress(slots)
+        super().__init__(pools, staging_limit, policy)
+        self.progress = Progress(self.slots)
         self.evictions = self.bypassed = 0
         self.prefetched: Counts = np.zeros(policy.worth.shape, np.int64)
         self.prefetch_used: Counts = np.zeros_like(self.prefetched)
+        self.in_vain: Counts = np.zeros(len(policy.worth), np.int64)
         self.counted = dict.fromkeys(BetCounts._fields, 0)
         self._stale: set[ExpertKey] = set()  # staged, and their layer has been routed since
         self._unwanted: list[int] = []
@@ -60,9 +62,10 @@ class StagedResidency(Residency):
         """How many bets may be placed, stale ones making way."""
         return max(0, self.staging_limit - len(self._staged) + len(self._stale))
 
-    def oldest(self) -> list[ExpertKey]:
-        """The staged experts, in the order in which they were bet on."""
-        return list(self._staged)
+    def oldest(self, layer: int | None = None) -> list[ExpertKey]:
+        """The staged experts whose slots the layer could have, as they were bet on; or all."""
+        share = self.places.share
+        return [key for key in self._staged if layer is None or share(key.layer, layer)]
 
     def unwanted(self, count: int) -> list[int]:
         """The first so many bets on the routed layer that have not begun and are not wanted."""
@@ -88,6 +91,7 @@ class StagedResidency(Residency):
         """A bet ends that nobody has called in: in vain if it was moved."""
         if self.progress.state[self._staged[key]] == State.DONE:
             self.counted["wasted"] += 1
+            self.in_vain[key.layer] += 1
             self.policy.feedback(key, used=False)
         else:
             self.counted["cancelled"] += 1
@@ -99,7 +103,7 @@ class StagedResidency(Residency):
         for expert in experts:
             key = ExpertKey(layer, expert)
             place = self.stage(key)
-            if place is None and self._drop_stale():
+            if place is None and self._drop_stale(layer):
                 place = self.stage(key)
             if place is None:
                 break
@@ -142,9 +146,10 @@ class StagedResidency(Residency):
         lost = max(0.0, lost - max(0.0, slack)) if missing else 0.0
         return Settled(missing, self._unwanted, stall, min(gained, stall), lost)
 
-    def _drop_stale(self) -> bool:
-        """Free the slot of the oldest stale bet that has ended; False: there is none."""
-        for key, slot in self._staged.items():
+    def _drop_stale(self, layer: int) -> bool:
+        """Free the slot, of the layer's pool, of the oldest stale bet that has ended, if any."""
+        for key in self.oldest(layer):
+            slot = self._staged[key]
             if key in self._stale and self.progress.state[slot] >= State.DONE:
                 self.drop(key)
                 return True

@@ -1,6 +1,6 @@
 """The memory of all expert slots, allocated once: the token path allocates nothing for weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -16,18 +16,27 @@ def expert_nbytes(shapes: Shapes, dtype: torch.dtype) -> int:
 
 
 class SlotArena:
-    """One tensor [slots, *shape] for each parameter of an expert, and views of each slot."""
+    """One tensor [slots, *shape] for each parameter of an expert, and views of each slot.
+
+    Where experts have several shapes each has its pool of slots; these are numbered through.
+    """
 
     def __init__(
-        self, slots: int, shapes: Shapes, dtype: torch.dtype, device: torch.device
+        self, pools: Sequence[tuple[int, Shapes]], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.buffers = {
-            name: _aligned((slots, *shape), dtype, device) for name, shape in shapes.items()
-        }
-        self._views = [
-            {name: buffer[slot] for name, buffer in self.buffers.items()} for slot in range(slots)
+        """`pools` are numbers of slots and what is in one."""
+        self.buffers = [
+            {name: _aligned((slots, *shape), dtype, device) for name, shape in shapes.items()}
+            for slots, shapes in pools
         ]
-        self.nbytes = slots * expert_nbytes(shapes, dtype)
+        self._views = [
+            {name: buffer[slot] for name, buffer in buffers.items()}
+            for buffers, (slots, _) in zip(self.buffers, pools, strict=True)
+            for slot in range(slots)
+        ]
+        sizes = [expert_nbytes(shapes, dtype) for _, shapes in pools]
+        self.largest = max(sizes)  # bytes of a slot
+        self.nbytes = sum(slots * size for (slots, _), size in zip(pools, sizes, strict=True))
 
     def __getitem__(self, slot: int) -> dict[str, torch.Tensor]:
         """Parameter name -> view of the slot's part."""

@@ -9,8 +9,8 @@ import torch
 from miractl.native.layout import MatrixShape
 from miractl.plan.books import CUDA_CONTEXT
 from miractl.plan.machine import PlanMachine, Quantity, machine_for
+from miractl.plan.pools import PoolPlan
 from miractl.plan.sizes import Sizes, slots_asked, slots_left
-from miractl.plan.slots import SlotPlan
 from miractl.probe.snapshot import take
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def slots_for(
     device: torch.device,
     dtype: torch.dtype,
     dense: Mapping[str, MatrixShape],
-) -> SlotPlan:
+) -> PoolPlan:
     """The planned slots, those for the asked budget, or those for what is free.
 
     `dense` are the weights that are computed as int8. Raises UsageError for a budget that is too
@@ -37,7 +37,7 @@ def slots_for(
     sizes = sizes_of(outline, layout, device, dtype, dense)
     if options.slots is not None:
         if sizes.agree_with(options.slots):
-            return options.slots
+            return PoolPlan((options.slots,), outline.of_layer)
         log.warning(
             "the plan is not for this model on %s in %s: slots by the weights' sizes alone",
             *(device, str(dtype).removeprefix("torch.")),
@@ -57,7 +57,8 @@ def sizes_of(
     dense: Mapping[str, MatrixShape],
 ) -> Sizes:
     """What the model says of itself, computing on `device` in `dtype`, `dense` as int8."""
-    apart = {f"{name}.{p}" for name in outline.modules for p in outline.shapes} | dense.keys()
+    kinds = zip(outline.modules, outline.of_layer, strict=True)
+    apart = {f"{name}.{p}" for name, kind in kinds for p in outline.kinds[kind]} | dense.keys()
     if outline.leaves_embedding(device, dense):
         apart.add(outline.embedding)
     numbers = sum(
@@ -66,10 +67,10 @@ def sizes_of(
         if name not in apart
     )
     return Sizes(
-        layers=len(outline.layers),
+        kinds=outline.of_layer,
         experts=outline.experts,
         top_k=outline.top_k,
-        expert=layout.nbytes,
+        expert=layout.sizes,
         others=numbers * dtype.itemsize + sum(shape.nbytes for shape in dense.values()),
     )
 

@@ -8,6 +8,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from miractl.native.residency import State, Status
 from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Probabilities
@@ -25,21 +27,24 @@ UNDER_WAY, ENDED = (State.QUEUED, State.RUNNING), (State.DONE, State.FAILED)
 
 
 class ExpertCache:
-    """Slots, transfers and counters of one pool of equally shaped experts."""
+    """Slots, transfers and counters of all experts."""
 
     def __init__(
         self,
         residency: SlotTable,
         transfers: Transfers,
-        expert_bytes: int,
+        expert_bytes: Sequence[int],
         clock: Callable[[], float],
         punch: Callable[[str], None] = lambda part: None,
         host: HostCompute | None = None,
     ) -> None:
-        """`punch` is told which part of a step begins. `host`: what misses may be left to."""
+        """`expert_bytes` are those of one expert of each layer.
+
+        `punch` is told which part of a step begins. `host`: what misses may be left to.
+        """
         self.residency, self.transfers = residency, transfers
         self._counters, self.switches = Counters(), SwitchTimes()
-        self.expert_bytes = expert_bytes
+        self.expert_bytes = np.array(expert_bytes)
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
         layers, experts = residency.hits.shape
@@ -55,7 +60,7 @@ class ExpertCache:
         counters, bets = self._counters, self.residency.bets
         counters.issued, counters.used, counters.late = bets.issued, bets.used, bets.late
         counters.wasted, counters.cancelled = bets.wasted, bets.cancelled
-        counters.wasted_bytes = bets.wasted * self.expert_bytes
+        counters.wasted_bytes = int(self.residency.in_vain @ self.expert_bytes)
         return counters
 
     def count_step(self, tokens: int) -> None:
@@ -157,8 +162,8 @@ class ExpertCache:
         table, keys = self.residency, self._keys[step.layer]
         here, left = table.here, NOBODY
         coming: dict[ExpertKey, Ticket] = {}
-        if table.arrived:
-            for _, slot in here[-table.arrived :]:
+        if arrived := table.arrived:
+            for _, slot in here[-arrived:]:
                 self.transfers.wait(self._tickets[slot])
         if self._filling:
             coming = self._filled(keys, here)
@@ -200,7 +205,7 @@ class ExpertCache:
                     table.call_in(expert)
             status = table.place()
         while status == Status.SHORT:
-            status = table.place(skip=not self._drop_bet(coming))
+            status = table.place(skip=not self._drop_bet(keys[0].layer, coming))
 
     def _ticket(self, key: ExpertKey) -> Ticket:
         """Of a staged expert."""
@@ -281,12 +286,12 @@ class ExpertCache:
                 with self.lock:
                     self.residency.release(ticket.key)
 
-    def _drop_bet(self, coming: Collection[ExpertKey]) -> bool:
-        """Free the slot of the oldest bet that is none of `coming`; False if there is none.
+    def _drop_bet(self, layer: int, coming: Collection[ExpertKey]) -> bool:
+        """Free a slot for the layer of the oldest bet that is none of `coming`, if there is one.
 
         One that is being written cannot be dropped.
         """
-        for key in self.residency.oldest():
+        for key in self.residency.oldest(layer):
             ticket = self._ticket(key)
             if key not in coming and (self.transfers.cancel(ticket) or ticket.state in ENDED):
                 self.residency.drop(key)

@@ -48,17 +48,17 @@ class Compute(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """The memory of one slot. `records`: it is a record, which the kernels compute from."""
+    """The memory of one slot of each pool. `records`: a record, which the kernels compute from."""
 
-    shapes: Shapes
+    kinds: tuple[Shapes, ...]
     dtype: torch.dtype
     records: Quantized | None = None
     note: str | None = None  # why codes become numbers on arrival all the same
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of one expert in a slot."""
-        return expert_nbytes(self.shapes, self.dtype)
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of one expert in a slot of each pool."""
+        return tuple(expert_nbytes(shapes, self.dtype) for shapes in self.kinds)
 
     @property
     def format(self) -> str:
@@ -72,13 +72,13 @@ def slot_layout(outline: Outline, device: torch.device, dtype: torch.dtype) -> S
     """What slots of a model hold: records where the kernels can compute from them."""
     manifest = outline.manifest
     if manifest is None or manifest.record.quantized is None:
-        return SlotLayout(outline.shapes, dtype)
+        return SlotLayout(outline.kinds, dtype)
     if (why := why_decoded(manifest.record, device.type)) is not None:
         name = str(dtype).removeprefix("torch.")
         note = f"{manifest.kind} experts become {name} on arrival, which is slow: {why}"
-        return SlotLayout(outline.shapes, dtype, note=note)
+        return SlotLayout(outline.kinds, dtype, note=note)
     shapes = {RECORD: (manifest.record.nbytes,)}
-    return SlotLayout(shapes, torch.uint8, manifest.record.quantized)
+    return SlotLayout((shapes,), torch.uint8, manifest.record.quantized)
 
 
 def compute_for(
@@ -128,7 +128,8 @@ class SlotRecords:
     """Records in the slots themselves."""
 
     def __init__(self, arena: SlotArena) -> None:
-        records = arena.buffers[RECORD]  # uint8 [slots, record]
+        (buffers,) = arena.buffers
+        records = buffers[RECORD]  # uint8 [slots, record]
         self._arena = arena  # which the addresses point into
         self._first, self._step = records.data_ptr(), records.stride(0)
 
@@ -151,6 +152,8 @@ class KernelCompute:
         self._records = records
         self._blocks = np.zeros(experts, np.uint64)
         self._table = self._blocks.ctypes.data
+        self._ids = np.empty(0, np.int32)
+        self._ids_at = 0
 
     def mix(
         self,
@@ -165,9 +168,8 @@ class KernelCompute:
         """As the protocol says. `module` is not asked: the record's shape has its activation."""
         tokens, k = ids.shape
         given, weights = _floats(x), _floats(scores)
-        chosen = np.ascontiguousarray(ids, np.int32)
         parts, y = torch.empty(tokens * k, x.shape[1]), torch.empty(tokens, x.shape[1])
-        asked = given.data_ptr(), tokens, chosen.ctypes.data, k
+        asked = given.data_ptr(), tokens, self._chosen(ids), k
         for group in groups:
             experts -= len(group)
             self._blocks.fill(0)
@@ -178,6 +180,14 @@ class KernelCompute:
                 *(*asked, last[0], parts.data_ptr(), last[1], self._pool, self._table)
             )
         return y if x.dtype is y.dtype else y.to(x.dtype)
+
+    def _chosen(self, ids: npt.NDArray[np.int64]) -> int:
+        """The address of the ids as the library wants them; good until the next call."""
+        if self._ids.size < ids.size:
+            self._ids = np.empty(ids.size, np.int32)
+            self._ids_at = self._ids.ctypes.data  # slow to ask for
+        self._ids[: ids.size] = ids.reshape(-1)
+        return self._ids_at
 
 
 def _floats(values: torch.Tensor) -> torch.Tensor:

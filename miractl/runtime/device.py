@@ -50,5 +50,5 @@ def pick_threads(outline: Outline, asked: int | None = None) -> int:
     processors = cpu.probe(Machine())
     if (given := processors.omp_num_threads or asked) is not None:
         return given
-    weights = sum(math.prod(shape) for shape in outline.shapes.values())
+    weights = max(sum(map(math.prod, shapes.values())) for shapes in outline.kinds)
     return 1 if weights < THREADED_WEIGHTS else processors.threads

@@ -15,10 +15,12 @@ from miractl.errors import MiractlError, UsageError
 from miractl.native.kernels import Pool
 from miractl.native.layout import MatrixShape
 from miractl.native.library import why_not
+from miractl.native.places import SlotPool
+from miractl.plan.pools import PoolPlan
 from miractl.plan.slots import SlotPlan
 from miractl.policy.prediction import Predictor
 from miractl.policy.registry import ways_for
-from miractl.policy.slots import make_slots
+from miractl.policy.slots import make_table
 from miractl.runtime import facts, kv, norms, rotary, timing
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
@@ -90,7 +92,7 @@ class Engine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
         source: ExpertSource,
-        plan: SlotPlan,
+        plan: PoolPlan,
         layout: SlotLayout,
         pool: Pool | None = None,
         recorder: Recorder | None = None,
@@ -117,11 +119,10 @@ class Engine:
         self.predictor = self._predictor()
         self.brain = brain_for(model, outline, options, slots, clock, self.predictor)
         self.stopwatch = Stopwatch(lambda: timing.moved(self.cache), clock, kernel_reads())
-        ways = ways_for(self.policy, plan.ways, asked=options.sets is not None)
         self.cache = ExpertCache(
-            make_slots(plan.slots, ways, plan.staging_limit, self.brain),
+            make_table(self._pools(), plan.staging_limit, self.brain),
             transfers,
-            *(plan.expert_bytes, deciding, self.stopwatch.begin),
+            *([plan.bytes_in(pool) for pool in plan.of_layer], deciding, self.stopwatch.begin),
             host=host_for(options, transfers),
         )
         self.prefetcher: Prefetcher | None = None
@@ -145,13 +146,22 @@ class Engine:
             attach(model.get_submodule(name), layer, runs)
         self._memory_rate = timing.memory_rate(model, torch.get_num_threads())
 
+    def _pools(self) -> list[SlotPool]:
+        """The plan as the slot table takes it."""
+        asked = self.options.sets is not None
+        return [
+            SlotPool(self.plan.layers(at), pool.slots, ways_for(self.policy, pool.ways, asked))
+            for at, pool in enumerate(self.plan.pools)
+        ]
+
     def _transfers(self, sleep: Callable[[float], None]) -> tuple[SlotArena | HostTier, Transfers]:
         """The memory that experts are computed from, and what brings them there."""
         plan, outline, layout, device = self.plan, self.outline, self.layout, self.model.device
         if (rate := self.options.emulate_link) is not None:
             tier = HostTier(self.source, len(outline.layers), outline.experts, plan.expert_bytes)
             return tier, EmulatedLink(rate, plan.expert_bytes, self._clock, sleep)
-        arena = SlotArena(plan.slots, layout.shapes, layout.dtype, device)
+        pools = [(p.slots, shapes) for p, shapes in zip(plan.pools, layout.kinds, strict=True)]
+        arena = SlotArena(pools, layout.dtype, device)
         ring = self.options.parameters["dma_buffer_size_mb"] * MB
         mover = (
             CudaMover(self.source, arena, ring, CudaStreams(device))

@@ -16,6 +16,7 @@ from miractl.telemetry.snapshot import (
     LayerFacts,
     MemoryFacts,
     ModelFacts,
+    PoolFacts,
     PrefetchFacts,
     Snapshot,
     TransferFacts,
@@ -38,7 +39,7 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
         counters = cache.counters
         hits = cache.residency.hits.sum(axis=1).tolist()
         misses = cache.residency.misses.sum(axis=1).tolist()
-        ways = cache.residency.ways
+        ways, pools = cache.residency.ways, pool_facts(engine)
         return Snapshot(
             timestamp=time.time(),
             uptime_seconds=uptime,
@@ -52,7 +53,7 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
                 sets=len(ways),
                 ways=min(ways),
                 resident=len(cache.residency.members(Role.RESIDENT)),
-                resident_bytes=len(cache.residency) * plan.expert_bytes,
+                resident_bytes=sum(pool.resident_bytes for pool in pools),
                 lookups=sum(hits) + sum(misses),
                 hits=sum(hits),
                 misses=sum(misses),
@@ -63,6 +64,7 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
                 waited=counters.waited,
                 copied=counters.copied,
                 on_host=counters.on_host,
+                pools=pools,
             ),
             prefetch=PrefetchFacts(
                 enabled=engine.prefetcher is not None,
@@ -93,6 +95,21 @@ def snapshot(engine: "Engine", uptime: float) -> Snapshot:
                 for layer, hit, miss in zip(engine.outline.layers, hits, misses, strict=True)
             ),
         )
+
+
+def pool_facts(engine: "Engine") -> tuple[PoolFacts, ...]:
+    """The slots of each shape of experts. The caller holds the cache's lock."""
+    plan, free, real = engine.plan, engine.cache.residency.free, engine.outline.layers
+    return tuple(
+        PoolFacts(
+            layers=tuple(real[layer] for layer in plan.layers(at)),
+            expert_bytes=pool.expert_bytes,
+            budget_bytes=pool.budget,
+            slots=pool.slots,
+            resident_bytes=(pool.slots - idle) * pool.expert_bytes,
+        )
+        for at, (pool, idle) in enumerate(zip(plan.pools, free, strict=True))
+    )
 
 
 def model_facts(engine: "Engine") -> ModelFacts:

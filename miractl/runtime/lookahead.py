@@ -99,9 +99,10 @@ class Lookahead:
         where, beside = self._places
         ids = plain(answer[where], torch.int64)
         weights = None if beside is None else plain(answer[beside], torch.float32)
-        self._told.take(
-            ids.data_ptr(), 0 if weights is None else weights.data_ptr(), ids.numel(), ids.shape[-1]
-        )
+        told, top = self._told, ids.shape[-1]
+        told.ids, told.tokens, told.top = ids.data_ptr(), ids.numel() // top, top
+        told.weights = None if weights is None else weights.data_ptr()
+        told.take()
         return self._guess
 
     def fade(self) -> None:

@@ -1,8 +1,8 @@
 """The mixture itself: each expert on its tokens, then the weighted sum over a token's experts.
 
 Experts are computed in groups, as their weights arrive. Only the products are made one expert at a
-time; what lies between is done once for all rows of a group. Outputs are kept apart in `part`
-[tokens * k, H] and summed over k at the end, so the result does not depend on what was cached,
+time; what lies between is done once for all rows of a group. Outputs are kept apart, one row for
+each (token, k), and summed over k at the end, so the result does not depend on what was cached,
 staged or late.
 """
 
@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-PART_BYTES = 64 * 2**20  # bound of `part`: longer steps are split over tokens
+from miractl.native.library import available, library
+
+PART_BYTES = 64 * 2**20  # bound of these rows: longer steps are split over tokens
 
 Weights = Mapping[str, torch.Tensor]  # parameter name -> one expert's part
 Group = Sequence[tuple[int, Weights]]  # (expert, weights) that are there
@@ -30,32 +32,47 @@ def mix(
 
     x [T, H]; ids and scores [T, k]; every expert in ids is in one of `groups`.
     """
-    tokens, k = ids.shape
-    arrange = _one_token if tokens == 1 else _many_tokens
-    part = x.new_empty(tokens * k, x.shape[1])
+    alike = len(ids) == 1 and len(set(ids[0].tolist())) == ids.shape[1]
+    arrange = _one_token if alike else _many_tokens
+    place, parts = np.empty(ids.size, np.int64), []
+    begin = 0
     for pairs, rows, counts, weights in arrange(x, ids, groups):
-        out = _outputs(module, rows, counts, weights)
-        if len(weights) == k and tokens == 1:
-            part = out
-        else:
-            part[pairs] = out
-    weighted = part * scores.reshape(-1, 1)
-    return weighted.view(tokens, k, -1).sum(dim=1).to(x.dtype)
+        parts.append(_outputs(module, rows, counts, weights))
+        place[pairs] = np.arange(begin, begin + len(pairs))
+        begin += len(pairs)
+    if begin != ids.size:
+        raise ValueError(f"Got {begin} of {ids.size} pairs from the groups of experts")
+    part = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _combined(part, place, scores).to(x.dtype)
+
+
+def _combined(
+    part: torch.Tensor, place: npt.NDArray[np.int64], scores: torch.Tensor
+) -> torch.Tensor:
+    """Sum over k of scores [T, k] x the rows of part that `place` [T * k] says, [T, H]."""
+    (tokens, k), width = scores.shape, part.shape[1]
+    plain = part.dtype is scores.dtype is torch.float32 and part.device.type == "cpu"
+    if not (plain and available()):
+        weighted = part[torch.from_numpy(place)] * scores.reshape(-1, 1)
+        return weighted.view(tokens, k, width).sum(dim=1)
+    part, scores, y = part.contiguous(), scores.contiguous(), part.new_empty(tokens, width)
+    where = part.data_ptr(), place.ctypes.data, scores.data_ptr()
+    library().mira_combine(*where, tokens, k, width, y.data_ptr())
+    return y
 
 
 # Of a group: the pairs (token, k) as positions in [T * k], the rows of x that they want, how many
 # of these each expert has, one expert after another, and the experts' weights.
-_Arranged = Iterator[tuple[torch.Tensor, torch.Tensor, list[int], list[Weights]]]
+_Arranged = Iterator[tuple[npt.NDArray[np.int64], torch.Tensor, list[int], list[Weights]]]
 
 
 def _one_token(x: torch.Tensor, ids: npt.NDArray[np.int64], groups: Iterable[Group]) -> _Arranged:
     """Without sorting: each expert has one row, and it is the same."""
     place = {expert: at for at, expert in enumerate(ids[0].tolist())}
     for group in groups:
-        ordered = sorted(group, key=lambda pair: place[pair[0]])
-        pairs = torch.tensor([place[expert] for expert, _ in ordered])
-        rows = x.expand(len(ordered), -1)
-        yield pairs, rows, [1] * len(ordered), [weights for _, weights in ordered]
+        pairs = np.array([place[expert] for expert, _ in group])
+        rows = x.expand(len(group), -1)
+        yield pairs, rows, [1] * len(group), [weights for _, weights in group]
 
 
 def _many_tokens(x: torch.Tensor, ids: npt.NDArray[np.int64], groups: Iterable[Group]) -> _Arranged:
@@ -70,7 +87,7 @@ def _many_tokens(x: torch.Tensor, ids: npt.NDArray[np.int64], groups: Iterable[G
         spans = zip(starts.tolist(), counts.tolist(), strict=True)
         pairs = np.concatenate([order[start : start + count] for start, count in spans])
         rows = x[torch.from_numpy(pairs // ids.shape[1])]
-        yield torch.from_numpy(pairs), rows, counts.tolist(), [weights for _, weights in group]
+        yield pairs, rows, counts.tolist(), [weights for _, weights in group]
 
 
 def _outputs(

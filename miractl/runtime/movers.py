@@ -35,9 +35,9 @@ class CudaMover:
 
     The copy waits for what the computing stream has been given so far, since the slot may still be
     read by it; the computing stream waits for the slot's event, and nothing waits for the device.
-    A chunk is one expert, read from disk into the pinned memory itself, where the ring has room for
-    two of them. Where it has not, a chunk is half of the ring, and each thread reads an expert into
-    memory of its own, from which the chunks are filled in turn.
+    A chunk is one expert, the largest, read from disk into the pinned memory itself, where the ring
+    has room for two of them. Where it has not, a chunk is half of the ring, and each thread reads
+    an expert into memory of its own, from which the chunks are filled in turn.
     """
 
     source = "host"
@@ -47,8 +47,7 @@ class CudaMover:
     ) -> None:
         self._experts, self._arena, self._streams = experts, arena, streams
         self._events: dict[int, Event] = {}
-        self._expert = sum(view.nbytes for view in arena[0].values())
-        self._chunk = min(self._expert, max(1, ring_bytes // LEAST_CHUNKS))
+        self._chunk = min(arena.largest, max(1, ring_bytes // LEAST_CHUNKS))
         self._ring: queue.SimpleQueue[tuple[torch.Tensor, Event | None]] = queue.SimpleQueue()
         for _ in range(max(LEAST_CHUNKS, ring_bytes // self._chunk)):
             self._ring.put((streams.pinned(self._chunk), None))
@@ -56,7 +55,7 @@ class CudaMover:
 
     def move(self, key: ExpertKey, slot: int) -> int:
         """Read and copy one expert; returns when it is copied."""
-        if self._chunk == self._expert:
+        if self._chunk == self._arena.largest:
             moved, event = self._move_whole(key, slot)
         else:
             moved, event = self._move_chunks(key, slot)
@@ -72,22 +71,24 @@ class CudaMover:
         pinned = self._take()
         event = None
         try:
-            moved = self._experts.read(key, self._views(pinned))
+            views, size = self._views(pinned, slot)
+            moved = self._experts.read(key, views)
             self._streams.follow_compute()
-            event = self._copy(slot, pinned, 0)
+            event = self._copy(slot, pinned[:size], 0)
         finally:
             self._ring.put((pinned, event))
         return moved, event
 
     def _move_chunks(self, key: ExpertKey, slot: int) -> tuple[int, Event]:
         if not hasattr(self._own, "expert"):
-            self._own.expert = torch.empty(self._expert, dtype=torch.uint8)
+            self._own.expert = torch.empty(self._arena.largest, dtype=torch.uint8)
         expert: torch.Tensor = self._own.expert
-        moved = self._experts.read(key, self._views(expert))
+        views, size = self._views(expert, slot)
+        moved = self._experts.read(key, views)
         self._streams.follow_compute()
-        for start in range(0, self._expert, self._chunk):
+        for start in range(0, size, self._chunk):
             pinned = self._take()
-            part = expert[start : start + self._chunk]
+            part = expert[start : min(size, start + self._chunk)]
             pinned[: len(part)] = part
             event = self._copy(slot, pinned[: len(part)], start)
             self._ring.put((pinned, event))
@@ -109,13 +110,13 @@ class CudaMover:
                 self._streams.copy(target[low - at : high - at], part[low - start : high - start])
         return self._streams.record()
 
-    def _views(self, expert: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parameters of an expert in its bytes."""
+    def _views(self, expert: torch.Tensor, slot: int) -> tuple[dict[str, torch.Tensor], int]:
+        """The parameters of an expert for a slot in its bytes, and how many these are."""
         views, at = {}, 0
-        for name, like in self._arena[0].items():
+        for name, like in self._arena[slot].items():
             part = expert[at : at + like.nbytes]
             views[name], at = part.view(like.dtype).view(like.shape), at + like.nbytes
-        return views
+        return views, at
 
 
 def _flat(slot: dict[str, torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:

@@ -30,9 +30,20 @@ class Outline:
     layers: tuple[int, ...]  # their real layer indices
     experts: int
     top_k: int
-    shapes: Shapes  # of one expert's parameters
+    kinds: tuple[Shapes, ...]  # of one expert's parameters: every shape that there is, once
+    of_layer: tuple[int, ...]  # which of them each layer has
     quantization: Mapping[str, Any] | None  # the checkpoint's own description
     manifest: Manifest | None  # of a packed folder
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of every expert's parameters. Raises MiractlError where layers differ."""
+        if len(self.kinds) > 1:
+            raise MiractlError(
+                f"{self.config.model_type} has experts of {len(self.kinds)} shapes, which have no"
+                " common record"
+            )
+        return self.kinds[0]
 
     @property
     def embedding(self) -> str:
@@ -67,10 +78,12 @@ def read_outline(folder: Path, experts_path: str | None = None) -> Outline:
         ) from error
     found = _find_experts(model, config.model_type, experts_path)
     shapes = [{p: tuple(t.shape[1:]) for p, t in own_parameters(module)} for _, module in found]
+    kinds = [own for at, own in enumerate(shapes) if own not in shapes[:at]]
     counts = {expert_count(module) for _, module in found}
-    if len(counts) > 1 or any(other != shapes[0] for other in shapes):
+    if len(counts) > 1:
+        numbers = ", ".join(map(str, sorted(counts)))
         raise MiractlError(
-            f"{config.model_type} has experts of unequal shapes, which are not supported"
+            f"{config.model_type} has layers of {numbers} experts, which is not supported"
         )
     return Outline(
         config=config,
@@ -79,7 +92,8 @@ def read_outline(folder: Path, experts_path: str | None = None) -> Outline:
         layers=tuple(_layer_index(name) for name, _ in found),
         experts=counts.pop(),
         top_k=_top_k(config),
-        shapes=shapes[0],
+        kinds=tuple(kinds),
+        of_layer=tuple(map(kinds.index, shapes)),
         quantization=quantization,
         manifest=read_manifest(folder) if is_packed(folder) else None,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from miractl.errors import MiractlError
-from miractl.plan.slots import SlotPlan
+from miractl.plan.pools import PoolPlan
 from miractl.policy.guessing import MODES
 from miractl.policy.keys import NOBODY
 from miractl.policy.prediction import Predictor
@@ -138,7 +138,7 @@ class Recording:
         )
 
 
-def recorder_for(options: "EngineOptions", outline: "Outline", plan: SlotPlan) -> Recorder | None:
+def recorder_for(options: "EngineOptions", outline: "Outline", plan: PoolPlan) -> Recorder | None:
     """Of the routing of this model, if asked for. Raises MiractlError if it cannot be written."""
     if options.record_trace is None:
         return None
@@ -147,10 +147,10 @@ def recorder_for(options: "EngineOptions", outline: "Outline", plan: SlotPlan) -
         "model": options.model_id,
         "moe_layers": len(layers),
         "layer_indices": layers,
-        "slots": plan.slots,
-        "ways": list(plan.ways),
         "expert_bytes": plan.expert_bytes,
     }
+    if len(plan.pools) == 1:  # a replay divides slots of one size
+        meta |= {"slots": plan.slots, "ways": list(plan.ways)}
     return Recorder(options.record_trace, len(layers), outline.experts, outline.top_k, meta)
 
 

@@ -37,6 +37,8 @@ def why_not(trace: Trace) -> str | None:
     served = trace.served
     if trace.lost is not None:
         return f"not all of the run was recorded: {trace.lost}"
+    if trace.tape is not None and trace.slots is None:
+        return "experts of several shapes have slots of their own"
     needed = trace.tape, served, trace.counts, trace.slots, trace.gate_seconds, trace.rows
     if any(part is None for part in needed):
         return "recorded without what decisions were told"
@@ -96,7 +98,7 @@ class _Run:
         host = None if served.host in (None, "off") else HostCompute(link, served.host == "on")
         self.cache = ExpertCache(
             make_slots(slots[0], served.ways, served.staged, self.brain),
-            *(link, trace.expert_bytes or 1, told),
+            *(link, [trace.expert_bytes or 1] * routing.layers, told),
             host=host,
         )
         self.steps = 0  # that are through

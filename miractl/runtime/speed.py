@@ -155,7 +155,7 @@ def contenders_of(
             "layers": len(engine.outline.layers),
             "top_k": engine.outline.top_k,
             "experts": len(engine.outline.layers) * engine.outline.experts,
-            "expert_memory_bytes": engine.plan.slots * engine.plan.expert_bytes,
+            "expert_memory_bytes": engine.plan.arena_bytes,
             "emulated_link_bytes_per_second": options.emulate_link,
         }
         yield contenders, facts

@@ -68,7 +68,7 @@ def machine(engine: "Engine", rate: float | None) -> Machine:
         device=str(model.device),
         threads=torch.get_num_threads(),
         dense_bytes=sum(array.nbytes for array in dense_weights(model)) if cpu else 0,
-        expert_bytes=engine.layout.nbytes,
+        expert_bytes=engine.plan.expert_bytes,
         memory_rate=rate,
         transfer_source=cache.transfers.source,
         transfer_rate=cache.transfers.stats.peak_bytes_per_second,

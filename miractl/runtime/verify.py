@@ -13,7 +13,8 @@ to give the very bits of a run with every expert resident.
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,11 +85,11 @@ def verify(options: EngineOptions) -> Iterator[Case]:
     quarter = max(k, layers * outline.experts // 4)
     same: _Check = _Whole(prompt, expected, TOLERANCE)
     noticed = same
-    run = functools.partial(_run, options, layout)
+    run = functools.partial(_run, options, functools.partial(_memory, outline, layout))
     if layout.records is not None or (outline.manifest is not None and outline.manifest.dense):
         noticed = _Layers(recorded, LAYER_TOLERANCE.get(layout.format, TOLERANCE))
         yield run("each layer on stock inputs", quarter, noticed)
-        resident = _resident_answer(options, layout, layers * outline.experts, prompt)
+        resident = _resident_answer(options, prompt)
         same = _Whole(prompt, resident, 0.0)
     for name, slots in (
         ("a quarter of the experts", quarter),
@@ -131,9 +132,18 @@ class _Layers:
         return max(relative_error(engine.model, layer) for layer in self._recorded), True
 
 
-def _run(options: EngineOptions, layout: SlotLayout, name: str, slots: int, check: _Check) -> Case:
-    memory = f"{slots * layout.nbytes}B"
-    engine = Engine.load(dataclasses.replace(options, expert_memory=memory))
+def _memory(outline: Outline, layout: SlotLayout, slots: int) -> str:
+    """Bytes of so many slots: each pool has its layers' share, and top-k at least."""
+    layers = len(outline.of_layer)
+    shares = (slots * outline.of_layer.count(pool) // layers for pool in range(len(layout.sizes)))
+    sizes = zip(shares, layout.sizes, strict=True)
+    return f"{sum(max(outline.top_k, share) * size for share, size in sizes)}B"
+
+
+def _run(
+    options: EngineOptions, memory: Callable[[int], str], name: str, slots: int, check: _Check
+) -> Case:
+    engine = Engine.load(dataclasses.replace(options, expert_memory=memory(slots)))
     try:
         if name == CONTROL:
             queue = engine.cache.transfers
@@ -160,12 +170,9 @@ def _run(options: EngineOptions, layout: SlotLayout, name: str, slots: int, chec
     )
 
 
-def _resident_answer(
-    options: EngineOptions, layout: SlotLayout, experts: int, prompt: torch.Tensor
-) -> "_Answer":
+def _resident_answer(options: EngineOptions, prompt: torch.Tensor) -> "_Answer":
     """The answer with a slot for every expert."""
-    memory = f"{experts * layout.nbytes}B"
-    engine = Engine.load(dataclasses.replace(options, expert_memory=memory))
+    engine = Engine.load(dataclasses.replace(options, expert_memory="100%"))
     try:
         return _answer(engine.model, prompt)
     finally:
@@ -231,6 +238,11 @@ class _Reckless(Ahead):
 
     def __init__(self, usual: Ahead) -> None:
         super().__init__(usual.bets, usual.table, 1, 1.0, 0.0)
+
+    def settle(self) -> int:
+        unwanted = super().settle()
+        self.times.stall = math.inf  # no wait is too short to bet
+        return unwanted
 
     def place(self, ahead: int, guesses: npt.NDArray[np.float64]) -> list[list[int]]:
         layer = self.table.layer + ahead

@@ -60,8 +60,8 @@ def model_lines(snapshot: Snapshot, backend: str, context: int, concurrency: int
         f"model {model.id}: {model.family}, {len(model.layers)} MoE layers of {model.experts}"
         f" experts, {model.top_k} at a time; {model.dtype}",
         experts_line(model),
-        f"expert memory {format_bytes(cache.budget_bytes)}: {cache.slots} slots of"
-        f" {format_bytes(model.expert_bytes)} for {experts} experts ({share:.0%})",
+        f"expert memory {format_bytes(cache.budget_bytes)}: {cache.slots_text()} for {experts}"
+        f" experts ({share:.0%})",
         f"sets x ways {cache.sets} x {cache.ways}, CPU threads {model.threads}",
         f"requests: {backend}, at most {concurrency} at a time, {context} tokens each",
     ]

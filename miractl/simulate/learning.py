@@ -180,12 +180,17 @@ class ReferenceLearner:
     def _score(self, token: int, layer: int) -> Floats:
         s = self.state
         z: Floats = s.bias[layer].copy()
+        self._add_rows(z, token, layer, 1)
         for weight, x in zip(s.weights, s.features[self._place(token), layer], strict=True):
             z += weight * x
-        for c in range(CONTEXTS):
-            for expert in self._context(token, layer, c):
-                z += s.table[layer, c, expert]
+        self._add_rows(z, token, layer, 0)
         return z
+
+    def _add_rows(self, z: Floats, token: int, layer: int, before: int) -> None:
+        """Those of this token's contexts, or of the token `before`."""
+        for c in range(CONTEXTS):
+            for expert in self._context(token, layer, c) if CONTEXT_TOKEN[c] == before else ():
+                z += self.state.table[layer, c, expert]
 
     def _judge(self, token: int, layer: int) -> Floats:
         s = self.state

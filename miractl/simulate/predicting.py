@@ -32,7 +32,7 @@ class ReferencePredictor:
         s.begins = int(starts or s.token == 0)
 
     def predict(self, layer: int) -> None:
-        """Set the layer's scores from what came before."""
+        """Set the layer's scores from what came before, the token before first."""
         s = self.state
         x = s.hints[layer]
         x[:SOURCES] = s.averages[layer]
@@ -41,15 +41,27 @@ class ReferencePredictor:
         x[: 2 * SOURCES] = logarithms(x[: 2 * SOURCES])
         x[2 * SOURCES] = 1
         z = np.zeros(s.lanes, np.float32)
-        for weight, hint in zip(s.weights, x, strict=True):
-            z += weight * hint
-        for number in range(SOURCES):
-            for expert in self._source(layer, number):
-                z += s.table[layer, number, expert]
+        of_token, of_layers = (
+            (range(1), range(SOURCES + 1)),
+            (range(1, SOURCES), range(SOURCES + 1, HINTS)),
+        )
+        for numbers, hints in (of_token, of_layers):
+            for hint in hints:
+                z += s.weights[hint] * x[hint]
+            for number in numbers:
+                for expert in self._source(layer, number):
+                    z += s.table[layer, number, expert]
         s.scores[layer] = z
 
     def confirm(self, layer: int, ids: Ids) -> None:
-        """Learn what the layer chose."""
+        """Take in what the layer chose, and with the last layer learn from all."""
+        s = self.state
+        s.ids[s.token & 1, layer] = ids
+        if layer == s.layers - 1:
+            for each in range(s.layers):
+                self._study(each, s.ids[s.token & 1, each].copy())
+
+    def _study(self, layer: int, ids: Ids) -> None:
         s = self.state
         self._learn(layer, ids)
         for number, row in enumerate(s.averages[layer]):
@@ -58,7 +70,6 @@ class ReferencePredictor:
             rate = max(RATES[number], F(1) / F(s.token + 8))
             row *= F(1) - rate
             row[ids] += rate
-        s.ids[s.token & 1, layer] = ids
 
     def _source(self, layer: int, number: int) -> Ids:
         s = self.state

@@ -4,12 +4,14 @@ Heat is replayed by the runtime's own objects on a clock that the replay moves.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from miractl.native.replay import Admission, Cache, Kind, Outcome, Routing, Rule
+from miractl.policy.allocation import Allocation
 from miractl.policy.heat import HeatTable
 
 Floats = npt.NDArray[np.float64]
@@ -110,17 +112,36 @@ def worth_of(routing: Routing, rule: Rule) -> Worth:
 def replay(routing: Routing, cache: Cache, worth: Worth) -> Outcome:
     """Replay from a cold cache, as `miractl.native.replay.replay` does."""
     held: set[tuple[int, int]] = set()  # (layer, expert)
+    shares = None
+    if cache.shifts and not cache.pooled:
+        shares = Allocation(cache.ways, [routing.experts] * routing.layers)
     hits = np.zeros(routing.ids.shape, np.uint8)
     entered = np.zeros(routing.layers, np.int64)
     for token in range(routing.tokens):
+        if shares is not None and shares.begin():
+            cache = _shift(held, cache, shares, worth.table)
         for layer in range(routing.layers):
             keys = [(layer, int(expert)) for expert in routing.ids[token, layer]]
             hits[token, layer] = [key in held for key in keys]
+            if shares is not None:
+                row = np.array([[(layer, e) in held for e in range(routing.experts)]])
+                for _, expert in keys:
+                    shares.count(layer, worth.table[layer : layer + 1], row, 0, expert)
             worth.observe(token, layer)
             for key, hit in zip(keys, hits[token, layer], strict=True):
                 if not hit and _enter(held, key, keys, cache, worth.table):
                     entered[layer] += 1
     return Outcome(hits, entered)
+
+
+def _shift(held: set[tuple[int, int]], cache: Cache, shares: Allocation, worth: Floats) -> Cache:
+    """Move a way between layers if it pays; who has to go for it goes."""
+    sizes = [sum(layer == at for layer, _ in held) for at in range(len(cache.ways))]
+    giver = shares.move(range(len(sizes)), sizes)
+    if giver is not None and sizes[giver] > shares.ways[giver]:
+        members = sorted(one for one in held if one[0] == giver)
+        held.remove(min(members, key=lambda one: worth[one]))
+    return replace(cache, ways=tuple(shares.ways))
 
 
 def _enter(

@@ -72,7 +72,7 @@ def outcome_of(
         learner = Learner(LearnerState(*sizes, discount, window=window))
     ways = (slots * routing.layers,) if policy.pooled else (slots,) * routing.layers
     rule = Rule(policy.kind, token_seconds=token_seconds, learner=learner)
-    cache = Cache(ways, policy.pooled, policy.admission)
+    cache = Cache(ways, policy.pooled, policy.admission, policy.shifts)
     return replay(routing, cache, rule, residents)
 
 

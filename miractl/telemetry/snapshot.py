@@ -8,6 +8,8 @@ units; `None` means unknown or not applicable, never 0.
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from miractl.units import format_bytes
+
 SCHEMA = "miractl.status/1"
 
 # Upper bounds of the switch-latency histogram, seconds: 1-2-5 steps from 50 us to 10 s. Experts of
@@ -27,7 +29,7 @@ class ModelFacts:
     layers: tuple[int, ...]
     experts: int  # per layer
     top_k: int
-    expert_bytes: int  # one expert in a slot
+    expert_bytes: int  # one expert in a slot; the mean where layers differ
     device: str  # "cpu" or "cuda:0"
     dtype: str  # compute type, "float32"
     threads: int  # of each operation on the CPU
@@ -35,6 +37,17 @@ class ModelFacts:
     kernels: str  # what computes experts: "torch", or the CPU kernels' instruction set
     dense_format: str  # of attention and head: the compute type, or "int8"
     kernels_note: str | None  # why torch does where the CPU kernels could be faster
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """Slots of one size, and the layers, by their real indices, whose experts they are for."""
+
+    layers: tuple[int, ...]
+    expert_bytes: int
+    budget_bytes: int
+    slots: int
+    resident_bytes: int  # bytes of the occupied ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,14 @@ class CacheFacts:
     waited: int  # misses whose transfer was under way: misses == waited + copied + on_host
     copied: int  # misses that were brought on demand
     on_host: int  # misses that the host computed where they lie
+    pools: tuple[PoolFacts, ...]  # one for each shape of experts; their figures add up to the above
+
+    def slots_text(self) -> str:
+        """`20 slots of 1 MiB`, or `20 slots: 12 of 3 MiB, 8 of 1 MiB`."""
+        each = [f"{pool.slots} of {format_bytes(pool.expert_bytes)}" for pool in self.pools]
+        if len(each) == 1:
+            return f"{self.slots} slots of {format_bytes(self.pools[0].expert_bytes)}"
+        return f"{self.slots} slots: {', '.join(each)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +193,9 @@ class Snapshot:
             raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
         parts: dict[str, Any] = {f.name: data[f.name] for f in fields(cls)}
         parts["model"] = ModelFacts(**{**data["model"], "layers": tuple(data["model"]["layers"])})
-        parts["cache"] = CacheFacts(**data["cache"])
+        cache = {**data["cache"]}
+        pools = (PoolFacts(**{**pool, "layers": tuple(pool["layers"])}) for pool in cache["pools"])
+        parts["cache"] = CacheFacts(**{**cache, "pools": tuple(pools)})
         parts["prefetch"] = PrefetchFacts(**data["prefetch"])
         parts["transfer"] = TransferFacts(**data["transfer"])
         parts["switch"] = SwitchFacts(

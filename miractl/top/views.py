@@ -131,6 +131,7 @@ def _memory(snapshot: Snapshot, verdict: Verdict) -> View:
         ("fragmentation", format_share(memory.fragmentation)),
         *(device if memory.reserved_bytes is not None else ()),
         ("expert arena", format_bytes(memory.arena_bytes)),
+        *((("pools", cache.slots_text()),) if len(cache.pools) > 1 else ()),
         ("process", format_bytes(memory.rss_bytes)),
     )
     resident, budget = cache.resident_bytes, cache.budget_bytes
@@ -162,9 +163,10 @@ def capacity_line(reading: Reading) -> str:
     snapshot, span = reading.snapshot, reading.now or reading.start
     model, bets = snapshot.model, snapshot.prefetch
     prefetch = f"prefetch {bets.mode}" if bets.enabled else "prefetch off"
+    mean = " on average" if len(snapshot.cache.pools) > 1 else ""
     return " · ".join(
         (
-            f"{total_experts(snapshot)} experts of {format_bytes(model.expert_bytes)}, "
+            f"{total_experts(snapshot)} experts of {format_bytes(model.expert_bytes)}{mean}, "
             f"{format_share(fitting_share(snapshot))} fit",
             prefetch,
             f"tokens {per_second(span.per_second(span.tokens))}",

@@ -10,7 +10,7 @@ from miractl.plan.machine import Given, PlanMachine, machine_for
 from miractl.plan.sizes import Sizes, slots_asked, slots_left
 from miractl.units import GIB, MIB
 
-SIZES = Sizes(layers=4, experts=16, top_k=2, expert=64 * MIB, others=GIB)
+SIZES = Sizes(kinds=(0,) * 4, experts=16, top_k=2, expert=(64 * MIB,), others=GIB)
 
 
 def host(memory: int) -> PlanMachine:
@@ -26,7 +26,7 @@ def test_a_budget_that_is_asked_for() -> None:
 
 def test_what_is_left_beside_program_headroom_weights_and_cache() -> None:
     left = 4 * GIB - PROCESS - 4 * GIB // 16 - GIB  # of which keys and values get a quarter
-    assert slots_left(SIZES, host(4 * GIB), 4).slots == left * 3 / 4 // SIZES.expert == 27
+    assert slots_left(SIZES, host(4 * GIB), 4).slots == left * 3 / 4 // SIZES.expert[0] == 27
     assert slots_left(SIZES, host(64 * GIB), 4).slots == 64
     on_gpu = machine_for(None, None, Given(gpu_memory=5 * GIB))
     assert slots_left(SIZES, on_gpu, 4).slots == 38
@@ -52,7 +52,7 @@ def test_unknown_memory_has_to_be_said() -> None:
 
 
 def test_plans_agree_with_experts_of_their_size_alone() -> None:
-    slots = slots_asked(SIZES, "100%", 4)
+    (slots,) = slots_asked(SIZES, "100%", 4).pools
     assert SIZES.agree_with(slots)
-    assert not replace(SIZES, expert=SIZES.expert // 2).agree_with(slots)
-    assert not replace(SIZES, layers=3).agree_with(slots)
+    assert not replace(SIZES, expert=(SIZES.expert[0] // 2,)).agree_with(slots)
+    assert not replace(SIZES, kinds=(0,) * 3).agree_with(slots)

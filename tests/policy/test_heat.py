@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from miractl.policy.eviction import Brain, CompiledHeat, HeatEviction
 from miractl.policy.heat import HeatTable
+from miractl.policy.keys import ExpertKey
+from miractl.policy.routing import Routed, Segment
 
 
 class Clock:
@@ -121,3 +124,29 @@ def test_the_threshold_rises_with_the_tokens_of_a_step(clock: Clock) -> None:
         seen.append(table.threshold)
     assert seen == sorted(seen)
     assert table.threshold == pytest.approx(min(0.9, 0.3 * (1 - 0.75**8) / 0.25), abs=1e-3)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_the_policy_in_c_rates_as_the_one_in_python(clock: Clock) -> None:
+    rng = np.random.default_rng(4)
+    layers, experts = 3, 12
+    tables = [HeatTable(layers, experts, 2, clock=clock, threshold=0.15) for _ in range(2)]
+    plain = Brain(HeatEviction(tables[0], layers, experts), tables[0])
+    compiled = Brain(CompiledHeat(tables[1], layers, experts), tables[1])
+    for step in range(200):
+        ids = rng.integers(0, experts, (int(rng.integers(1, 4)), 2))
+        for layer in range(layers):
+            clock.now += float(rng.exponential(0.05))
+            segments = (Segment(0, 0, len(ids), step),)
+            routed = Routed(layer, ids, np.ones(ids.shape, np.float32), segments, step)
+            assert plain.record(routed) == compiled.record(routed) == (layer == 0)
+            np.testing.assert_allclose(compiled.worth, plain.worth, rtol=1e-12)
+        key = ExpertKey(int(rng.integers(layers)), int(rng.integers(experts)))
+        for brain in (plain, compiled):
+            brain.feedback(key, used=bool(step % 2))
+    np.testing.assert_allclose(tables[1].scores(), tables[0].scores(), rtol=1e-12)
+    assert tables[0].threshold == tables[1].threshold > 0.15
+    np.testing.assert_array_equal(plain.activations, compiled.activations)
+    unknown = np.array([[0, experts]])
+    with pytest.raises(ValueError, match="of 12 experts"):
+        compiled.rate(Routed(0, unknown, np.ones((1, 2), np.float32), (), 0))

@@ -10,7 +10,7 @@ from miractl.policy.foresight import Foresight
 from miractl.policy.markov import MarkovTable
 from miractl.policy.position import HYBRID_TOKENS, Hybrid, PositionTable, place_of
 from miractl.policy.prediction import Popularity, Predictor, Shuffled, TablePredictor, union
-from miractl.policy.resampling import SETTLED, Resampled
+from miractl.policy.resampling import EVERY, SETTLED, Resampled
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.streams import MOST, Streams
 
@@ -45,7 +45,8 @@ def token(predictor: Predictor, position: int, *experts: int) -> list[np.ndarray
     guesses = []
     for layer, expert in enumerate(experts):
         predictor.observe(step(layer, expert, position=position), None)
-        guesses.append(predictor.guess(1))
+        guess = predictor.guess(1)  # overwritten by the next
+        guesses.append(None if guess is None else guess.copy())
     return guesses
 
 
@@ -117,8 +118,7 @@ def test_sequences_do_not_mix(name: str) -> None:
     for position in range(300):
         experts = (1, 6) if position // 10 % 2 else (3, 4)
         for layer in range(LAYERS):
-            for at, expert in enumerate(experts):
-                predictor.observe(step(layer, expert, position=position, sequence=at), None)
+            predictor.observe(batch(layer, *experts, position=position), None)
     predictor.observe(batch(0, 1, 6, position=301), None)
     both = predictor.guess(1)
     assert both is not None
@@ -233,10 +233,10 @@ def test_tables_are_sampled_anew_at_intervals() -> None:
 def test_tables_are_sampled_anew_when_guesses_get_worse() -> None:
     inner = Fading()
     predictor = Resampled(inner, interval=10**9)
-    for position in range(SETTLED // 2):
+    for position in range(EVERY * SETTLED // 2):
         token(predictor, position, 1, 1, 1)
     assert inner.faded == 0
-    for position in range(40):
+    for position in range(40 * EVERY):
         token(predictor, position, 2, 2, 2)
     assert inner.faded == 1
 

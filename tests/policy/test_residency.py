@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from miractl.native.places import SlotPool
 from miractl.native.replay import Admission
 from miractl.policy.eviction import (
     Anybody,
@@ -22,6 +23,7 @@ from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency, Role
 from miractl.policy.routing import Routed, Segment
+from miractl.policy.slots import one_pool
 
 LAYERS, EXPERTS = 3, 4
 KEYS = st.builds(ExpertKey, st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1))
@@ -64,19 +66,29 @@ def worthier(layers: int) -> Brain:
     return brain(policy)
 
 
+@st.composite
+def pools(draw: st.DrawFn) -> list[SlotPool]:
+    """One, or two that share the layers, each with a reserve."""
+    homes = draw(st.lists(st.integers(0, 1), min_size=LAYERS, max_size=LAYERS))
+    found = []
+    for pool in sorted(set(homes)):
+        layers = tuple(at for at in range(LAYERS) if homes[at] == pool)
+        ways = draw(st.lists(st.integers(0, 4), min_size=1, max_size=len(layers)))
+        found.append(SlotPool(layers, sum(ways) + draw(st.integers(1, 4)), tuple(ways)))
+    return found
+
+
 class ResidencyMachine(RuleBasedStateMachine):
     """Any sequence of demands, bets, adoptions and releases."""
 
     @initialize(
-        ways=st.lists(st.integers(0, 4), min_size=1, max_size=LAYERS),
-        reserve=st.integers(1, 4),
+        pools=pools(),
         staging=st.integers(0, 3),
         policy=st.sampled_from(sorted(POLICIES)),
     )
-    def start(self, ways: Sequence[int], reserve: int, staging: int, policy: str) -> None:
-        staging = min(staging, reserve - 1)
-        self.table = Residency(sum(ways) + reserve, ways, staging, POLICIES[policy]())
-        self.reserve = reserve
+    def start(self, pools: list[SlotPool], staging: int, policy: str) -> None:
+        staging = min(staging, sum(pool.reserve - 1 for pool in pools))
+        self.table = Residency(pools, staging, POLICIES[policy]())
 
     @rule(
         layer=st.integers(0, LAYERS - 1),
@@ -134,14 +146,21 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert len(set(slots)) == len(slots)
         assert all(slot is not None and 0 <= slot < table.slots for slot in slots)
         assert len(members[Role.STAGED]) <= table.staging_limit
-        assert len(members[Role.STAGED]) + len(members[Role.TRANSIT]) <= self.reserve
         for layer in range(LAYERS):
             own = [k for k in members[Role.RESIDENT] if k.layer == layer]
             worth = [float(table.policy.worth[key]) for key in own]
             assert table._least[layer] == min(worth, default=np.inf)
-        for index, ways in enumerate(table.ways):
-            own = [k for k in members[Role.RESIDENT] if k.layer % len(table.ways) == index]
-            assert len(own) <= ways
+        start = 0
+        for pool, free in zip(table.pools, table.free, strict=True):
+            mine = {role: [k for k in members[role] if k.layer in pool.layers] for role in Role}
+            assert len(mine[Role.STAGED]) + len(mine[Role.TRANSIT]) <= pool.reserve
+            held = [table.slot(key) for role in Role for key in mine[role]]
+            assert all(slot in range(start, start + pool.slots) for slot in held)
+            assert len(held) + free == pool.slots
+            for at, ways in enumerate(pool.ways):
+                layers = pool.layers[at :: len(pool.ways)]
+                assert sum(key.layer in layers for key in mine[Role.RESIDENT]) <= ways
+            start += pool.slots
 
 
 ResidencyMachine.TestCase.settings = settings(
@@ -150,9 +169,14 @@ ResidencyMachine.TestCase.settings = settings(
 TestResidencyMachine = ResidencyMachine.TestCase
 
 
+def plain(slots: int, ways: Sequence[int], staging: int, policy: Brain) -> Residency:
+    """A table whose layers all share the slots."""
+    return Residency(one_pool(slots, ways, policy), staging, policy)
+
+
 def full_set(policy: Brain) -> Residency:
     """One layer's set of two ways, holding experts 0 and 1; one slot of reserve."""
-    table = Residency(3, [2], 0, policy)
+    table = plain(3, [2], 0, policy)
     for key in keys(0, 0, 1):
         table.record(routed(0, key.expert))
         assert table.demand(key, {key}) is not None
@@ -215,7 +239,7 @@ def test_a_hot_newcomer_displaces_the_least_recent_of_the_hot() -> None:
 
 
 def test_an_adopted_bet_keeps_its_slot() -> None:
-    table = Residency(5, [2], 2, brain(LeastRecentlyUsed(1, EXPERTS)))
+    table = plain(5, [2], 2, brain(LeastRecentlyUsed(1, EXPERTS)))
     staged = table.stage(ExpertKey(0, 3))
     assert staged is not None
     place = table.adopt(ExpertKey(0, 3), {ExpertKey(0, 3)})
@@ -224,7 +248,7 @@ def test_an_adopted_bet_keeps_its_slot() -> None:
 
 
 def test_in_a_pool_the_least_worthy_of_all_layers_goes() -> None:
-    table = Residency(4, [3], 0, brain(LeastRecentlyUsed(LAYERS, EXPERTS)))
+    table = plain(4, [3], 0, brain(LeastRecentlyUsed(LAYERS, EXPERTS)))
     for layer in (1, 0, 2):
         table.record(routed(layer, 0))
         assert table.demand(ExpertKey(layer, 0), set(keys(layer, 0))) is not None
@@ -235,7 +259,7 @@ def test_in_a_pool_the_least_worthy_of_all_layers_goes() -> None:
 
 
 def test_who_is_worth_less_and_needed_gives_up_its_place_but_not_its_slot() -> None:
-    table = Residency(3, [1], 0, worthier(1))
+    table = plain(3, [1], 0, worthier(1))
     table.record(routed(0, 0))
     first = table.demand(ExpertKey(0, 0), set(keys(0, 0)))
     table.record(routed(0, 0, 1))
@@ -249,7 +273,7 @@ def test_who_is_worth_less_and_needed_gives_up_its_place_but_not_its_slot() -> N
 
 
 def test_a_static_worth_lets_others_pass_through() -> None:
-    table = Residency(3, [1], 0, brain(Static(np.array([[3.0, 2.0, 1.0, 0.0]]))))
+    table = plain(3, [1], 0, brain(Static(np.array([[3.0, 2.0, 1.0, 0.0]]))))
     roles = []
     for expert in (1, 2, 0, 3):
         table.record(routed(0, expert))
@@ -264,4 +288,4 @@ def test_a_static_worth_lets_others_pass_through() -> None:
 @pytest.mark.parametrize(("slots", "ways", "staging"), [(2, [3], 0), (4, [3], 1), (5, [3], -1)])
 def test_impossible_divisions_are_refused(slots: int, ways: list[int], staging: int) -> None:
     with pytest.raises(ValueError, match="but expected"):
-        Residency(slots, ways, staging, brain(LeastRecentlyUsed(1, EXPERTS)))
+        plain(slots, ways, staging, brain(LeastRecentlyUsed(1, EXPERTS)))

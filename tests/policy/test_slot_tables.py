@@ -1,25 +1,27 @@
 """The slot table in C decides as the one in Python, whatever it is asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from miractl.native.places import SlotPool
 from miractl.native.residency import Role, State, Status
 from miractl.policy.eviction import Brain
-from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable
-from tests.policy.test_residency import EXPERTS, LAYERS, POLICIES, routed
+from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable, one_pool
+from tests.policy.test_residency import EXPERTS, LAYERS, POLICIES, pools, routed
 
 pytestmark = pytest.mark.usefixtures("kernels")
 Choose = Callable[[int], State]
+Kind = Callable[[Sequence[SlotPool], int, Brain], SlotTable]
 
 
 def same(one: SlotTable, other: SlotTable) -> None:
     """Everything that can be asked is alike."""
     assert len(one) == len(other)
-    assert (one.evictions, one.bypassed) == (other.evictions, other.bypassed)
+    assert (one.free, one.evictions, one.bypassed) == (other.free, other.evictions, other.bypassed)
     assert one.waits == other.waits
     assert (one.bets, one.oldest()) == (other.bets, other.oldest())
     assert (one.staged, one.room_for_bets) == (other.staged, other.room_for_bets)
@@ -64,17 +66,16 @@ def step(table: SlotTable, layer: int, ids: np.ndarray, choose: Choose) -> list[
 
 @settings(deadline=None, max_examples=150)
 @given(
-    ways=st.lists(st.integers(0, 4), min_size=1, max_size=LAYERS),
-    reserve=st.integers(1, 4),
+    division=pools(),
     staging=st.integers(0, 3),
     policy=st.sampled_from(sorted(POLICIES)),
     seed=st.integers(0, 2**31),
 )
-def test_the_same_decisions(
-    ways: list[int], reserve: int, staging: int, policy: str, seed: int
-) -> None:
-    def table(kind: Callable[[int, list[int], int, Brain], SlotTable]) -> SlotTable:
-        return kind(sum(ways) + reserve, ways, min(staging, reserve - 1), POLICIES[policy]())
+def test_the_same_decisions(division: list[SlotPool], staging: int, policy: str, seed: int) -> None:
+    staging = min(staging, sum(pool.reserve - 1 for pool in division))
+
+    def table(kind: Kind) -> SlotTable:
+        return kind(division, staging, POLICIES[policy]())
 
     plain, compiled = table(PlainSlots), table(CompiledSlots)
     rng = np.random.default_rng(seed)
@@ -93,15 +94,16 @@ def test_the_same_decisions(
 
 
 @pytest.mark.parametrize("kind", [PlainSlots, CompiledSlots])
-def test_what_is_not_there_is_refused(
-    kind: Callable[[int, list[int], int, Brain], SlotTable],
-) -> None:
-    table = kind(3, [2], 0, POLICIES["lru"]())
+def test_what_is_not_there_is_refused(kind: Kind) -> None:
+    policy = POLICIES["lru"]()
+    table = kind(one_pool(3, [2], policy), 0, policy)
     for expert in (-1, EXPERTS):
         with pytest.raises(ValueError, match="Got ids"):
             table.ask(routed(0, 0, expert))
     assert table.hits.sum() + table.misses.sum() == len(table) == 0
     with pytest.raises(ValueError, match="but expected"):
-        kind(2, [3], 0, POLICIES["lru"]())
+        kind(one_pool(2, [3], policy), 0, policy)
     with pytest.raises(ValueError, match="but expected"):
-        kind(4, [3], 1, POLICIES["lru"]())
+        kind(one_pool(4, [3], policy), 1, policy)
+    with pytest.raises(ValueError, match="each of 3 layers once"):
+        kind(one_pool(4, [3], policy) * 2, 0, policy)

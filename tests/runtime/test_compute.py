@@ -75,7 +75,8 @@ def test_a_slot_is_a_record_and_is_counted_as_one(
         monkeypatch.setattr(CheckpointFiles, "scatter", counted)
         logits(engine)
         facts = engine.snapshot()
-        slots = engine.arena.buffers[RECORD]
+        ((name, slots),) = engine.arena.buffers[0].items()
+        assert name == RECORD
         assert slots.shape == (12, 8192)
         places = {slots[slot].data_ptr() for slot in range(12)}
         assert all(place % 4096 == 0 for place in places)
@@ -213,7 +214,7 @@ def test_the_plan_knows_what_a_slot_is(packed: Path) -> None:
     plan = plan_for(geometry, machine, request)
     assert plan.require().expert_bytes == 8192
     for engine in run(packed, slots=plan.slots):
-        assert engine.plan == plan.slots
+        assert engine.plan.pools == (plan.slots,)
     gpu = machine_for(None, given=Given(gpu_memory=24 * 2**30, host_memory=64 * 2**30))
     assert plan_for(geometry, gpu, request).require().expert_bytes == 24576 // 2
 

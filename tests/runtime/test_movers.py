@@ -39,7 +39,7 @@ class Bench:
 
     def __init__(self, ring: int) -> None:
         self.device, self.experts = FakeDevice(RATE), Experts()
-        self.arena = SlotArena(4, SHAPES, torch.float32, torch.device("cpu"))
+        self.arena = SlotArena([(4, SHAPES)], torch.float32, torch.device("cpu"))
         self.mover = CudaMover(self.experts, self.arena, ring, self.device)
 
     def holds(self, slot: int, expert: int) -> bool:
@@ -64,6 +64,21 @@ def test_an_expert_arrives_through_a_ring_of_any_size(ring: int) -> None:
         assert bench.mover.move(ExpertKey(0, expert), slot) == EXPERT
     assert all(bench.holds(slot, expert) for slot, expert in enumerate((3, 1, 2, 3)))
     assert bench.device.now == pytest.approx(4 * EXPERT / RATE)
+
+
+@pytest.mark.parametrize("ring", [2 * EXPERT, 100])
+def test_experts_of_two_shapes_go_through_one_ring(ring: int) -> None:
+    small = {"gate_up_proj": (2, 4), "down_proj": (4, 1)}
+    device = FakeDevice(RATE)
+    arena = SlotArena([(2, SHAPES), (2, small)], torch.float32, torch.device("cpu"))
+    mover = CudaMover(Experts(), arena, ring, device)
+    for slot in range(4):
+        mover.move(ExpertKey(0, slot), slot)
+        wanted = {name: torch.empty_like(view) for name, view in arena[slot].items()}
+        Experts().read(ExpertKey(0, slot), wanted)
+        assert all(torch.equal(arena[slot][name], wanted[name]) for name in wanted)
+    moved = sum(view.nbytes for slot in range(4) for view in arena[slot].values())
+    assert device.now == pytest.approx(moved / RATE)
 
 
 def test_a_copy_waits_for_what_the_slot_is_computed_from() -> None:

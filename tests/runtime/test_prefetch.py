@@ -81,7 +81,7 @@ class Bench:
         self.queue = TransferQueue(self.world, self.world.clock, workers=1)
         self.cache = ExpertCache(
             make_slots(LAYERS + 3, (1,) * LAYERS, 2, policy),
-            *(self.queue, 100, self.world.clock),
+            *(self.queue, [100] * LAYERS, self.world.clock),
         )
         self.prefetcher = Prefetcher(
             *(self.cache, self.told), confidence=1.0, horizon=1, clock=self.world.clock

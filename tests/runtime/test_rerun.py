@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +27,13 @@ SOME = "30%"  # of the experts have slots
 
 
 class Time:
-    """A clock that the link's sleep moves, and every look at it a little."""
+    """A clock that the link's sleep moves, and every look at it by chance: bets may be late."""
 
-    now = 0.0
+    def __init__(self) -> None:
+        self.now, self._chance = 0.0, random.Random(0)
 
     def __call__(self) -> float:
-        self.now += 1e-5
+        self.now += self._chance.expovariate(1e5)
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -107,8 +109,7 @@ def test_an_emulated_link(folder: Path, tmp_path: Path, mode: str, host: str) ->
     )
     clock = Time()
     trace, counted = recorded(asked, Engine.load(asked, clock=clock, sleep=clock.sleep))
-    happened = ("on_host",) if host == "auto" else ("late", "used", "wasted")
-    assert min(counted[name] for name in ("hits", *happened)) > 0
+    assert counted["on_host" if host == "auto" else "issued"] > 0
     agrees(trace, counted)
 
 

@@ -104,7 +104,10 @@ class TinyEngine:
                 "float32",
                 None,
             ),
-            cache=facts.CacheFacts(24576, 4, 1, 4, 4, 24576, 10, 7, 3, 1, 0, 2, 0, 1, 2, 0),
+            cache=facts.CacheFacts(
+                *(24576, 4, 1, 4, 4, 24576, 10, 7, 3, 1, 0, 2, 0, 1, 2, 0),
+                pools=(facts.PoolFacts((0, 1), 6144, 24576, 4, 24576),),
+            ),
             prefetch=facts.PrefetchFacts(True, "lookahead", 5, 3, 1, 1, 0, 6144, 2, 0, False, 0, 2),
             transfer=facts.TransferFacts("disk", 18432, 0.01, 1e9),
             switch=facts.SwitchFacts(3, 0.01, (3, *[0] * 17), 0.003, 0.004, 0.001),

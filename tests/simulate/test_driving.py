@@ -42,7 +42,7 @@ def replayed(routing: Routing, name: str, slots: int) -> tuple[np.ndarray, np.nd
         state = LearnerState(*sizes, discount, window=window_for(slots, routing.top))
         learner = Learner(state)
     ways = ways_for(name, (slots,) * routing.layers)
-    cache = Cache(ways, policy.pooled, policy.admission)
+    cache = Cache(ways, policy.pooled, policy.admission, policy.shifts)
     outcome = replay(
         routing, cache, Rule(policy.kind, token_seconds=TOKEN_SECONDS, learner=learner)
     )

@@ -15,10 +15,11 @@ pytestmark = pytest.mark.usefixtures("kernels")
 FORCED_AND_BYPASS = (Admission.ALWAYS, Admission.WORTHIER)
 
 
-def cache_for(routing: Routing, ways: int, pooled: bool, admission: Admission) -> Cache:
-    return Cache(
-        (ways * routing.layers,) if pooled else (ways,) * routing.layers, pooled, admission
-    )
+def cache_for(
+    routing: Routing, ways: int, pooled: bool, admission: Admission, shifts: bool = False
+) -> Cache:
+    each = (ways * routing.layers,) if pooled else (ways,) * routing.layers
+    return Cache(each, pooled, admission, shifts)
 
 
 def assert_same(routing: Routing, cache: Cache, rule: Rule) -> None:
@@ -35,11 +36,13 @@ def assert_same(routing: Routing, cache: Cache, rule: Rule) -> None:
     pooled=st.booleans(),
     admission=st.sampled_from(FORCED_AND_BYPASS),
     kind=st.sampled_from([Kind.LRU, Kind.LFU, Kind.BELADY]),
+    shifts=st.booleans(),
 )
 def test_the_library_decides_as_plain_python(
-    routing: Routing, ways: int, pooled: bool, admission: Admission, kind: Kind
+    routing: Routing, ways: int, pooled: bool, admission: Admission, kind: Kind, shifts: bool
 ) -> None:
-    assert_same(routing, cache_for(routing, ways, pooled, admission), Rule(kind, decay=0.75))
+    cache = cache_for(routing, ways, pooled, admission, shifts)
+    assert_same(routing, cache, Rule(kind, decay=0.75))
 
 
 @settings(deadline=None, max_examples=40)

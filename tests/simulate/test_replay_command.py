@@ -100,7 +100,7 @@ def test_a_link_tells_what_prefetches_bring(trace: str, miractl: Miractl) -> Non
 def test_csv_has_a_row_for_each(trace: str, miractl: Miractl) -> None:
     out = miractl("replay", trace, "--policy", "all", "--slots", "4", "--csv").stdout
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert len(rows) == 12
+    assert len(rows) == 15
     assert {row["slots_per_layer"] for row in rows} == {"4"}
     assert rows[0]["policy"] == "lru"
     assert rows[0]["link_seconds_per_token"] == rows[0]["seconds_per_token"] == ""

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from miractl.native.ahead import Ahead
 from miractl.native.bets import Bets, BetsState
+from miractl.native.places import SlotPool
 from miractl.native.residency import State
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.routing import Routed, Segment
-from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable
+from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable, one_pool
 from miractl.simulate.betting import ReferenceAhead, ReferenceBets
 from tests.policy.test_slot_tables import same
 
@@ -67,8 +68,12 @@ def test_c_and_python_settle_and_place_alike(
     seed: int, ways: int, staging: int, compute: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    sizes = LAYERS * ways + staging + 2, (ways,) * LAYERS, staging
-    plain, compiled = PlainSlots(*sizes, brain()), CompiledSlots(*sizes, brain())
+    even, odd = tuple(range(0, LAYERS, 2)), tuple(range(1, LAYERS, 2))
+    division = one_pool(LAYERS * ways + staging + 2, (ways,) * LAYERS, brain())
+    if seed % 2:  # two pools
+        division = tuple(SlotPool(own, ways + staging + 1, (ways,)) for own in (even, odd))
+    plain = PlainSlots(division, staging, brain())
+    compiled = CompiledSlots(division, staging, brain())
     states = [BetsState(LAYERS, EXPERTS, staging, classes=4) for _ in range(2)]
     slow = ReferenceAhead(ReferenceBets(states[0]), plain, 2, 1.0, began=0.0)
     fast = Ahead(Bets(states[1]), compiled, 2, 1.0, began=0.0)

@@ -11,6 +11,7 @@ from miractl.telemetry.snapshot import (
     LayerFacts,
     MemoryFacts,
     ModelFacts,
+    PoolFacts,
     PrefetchFacts,
     Snapshot,
     SwitchFacts,
@@ -58,6 +59,7 @@ BASE = Snapshot(
         waited=100,
         copied=900,
         on_host=0,
+        pools=(PoolFacts((0, 1, 2, 3), MIB, 20 * MIB, 20, 16 * MIB),),
     ),
     prefetch=PrefetchFacts(
         *(True, "lookahead", 600, 420, 60, 100, 20, 100 * MIB),

@@ -94,7 +94,7 @@ STATUS = BASE.to_json()
         (200, {}, "schema is None"),
         (200, {"schema": "miractl.status/9"}, "schema is 'miractl.status/9'"),
         (200, {"schema": "miractl.status/1"}, "lacks the field 'timestamp'"),
-        (200, {**STATUS, "cache": {}}, "missing"),
+        (200, {**STATUS, "cache": {}}, "lacks the field 'pools'"),
         (200, {**STATUS, "cache": 7}, "mapping"),
         (200, {**STATUS, "work": {**STATUS["work"], "new": 1}}, "unexpected keyword"),
     ],

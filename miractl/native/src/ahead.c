@@ -26,28 +26,28 @@ static void time_experts(mira_ahead *a)
     a->was_prompt = a->prompt != 0;
 }
 
-int32_t mira_ahead_settle(mira_ahead *a, mira_bets *b, mira_residency *r)
+int32_t mira_ahead_settle(mira_ahead *a)
 {
+    mira_residency *r = a->table;
     time_experts(a);
     mark(a, r->layer);
     mira_routed routed = {.layer = r->layer, .count = r->count, .ids = r->ids, .now = a->now,
                           .transfer = a->transfer, .compute = a->each[a->was_prompt]};
-    mira_bets_settle(b, r, &routed);
+    mira_bets_settle(a->bets, r, &routed);
     double *stall = a->stalls + a->was_prompt;
     *stall += RATE * (routed.stall - *stall);
     a->stall = *stall;
     return routed.unwanted;
 }
 
-void mira_ahead_place(mira_ahead *a, mira_bets *b, mira_residency *r, int32_t ahead,
-                      const double *guesses)
+int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses)
 {
+    mira_residency *r = a->table;
     mira_moment *at = &a->at;
     double compute = r->layer + ahead < a->layers
                          ? a->pace[(a->prompt ? a->layers : 0) + r->layer + 1] : -1;
-    r->bet_count = 0;
     if (compute < 0)
-        return;
+        return 0;
     if (ahead == 1) {
         at->elapsed = a->now - a->began;
         at->promised = 0;
@@ -60,5 +60,6 @@ void mira_ahead_place(mira_ahead *a, mira_bets *b, mira_residency *r, int32_t ah
     at->layer = r->layer + ahead;
     at->ahead = ahead;
     at->class_ = ahead - 1 + (a->prompt ? a->horizon : 0);
-    mira_bets_place(b, r, at, guesses);
+    mira_bets_place(a->bets, r, at, guesses);
+    return r->bet_count;
 }

@@ -21,14 +21,15 @@ typedef struct {
                                   * one, waiting left out; below 0: not known */
     double each[2], stalls[2];   /* of single tokens and of prompts: an expert's computing, 0 is not
                                   * known; the averages of `stall` */
+    mira_bets *bets;
+    mira_residency *table;
     mira_moment at;
 } mira_ahead;
 
 /* A layer is routed, that of the table: settle the bets on it. How many of them are to be cancelled. */
-MIRA_API int32_t mira_ahead_settle(mira_ahead *a, mira_bets *bets, mira_residency *r);
+MIRA_API int32_t mira_ahead_settle(mira_ahead *a);
 
-/* Bet on the layer so many `ahead`, by guesses[experts]; nearer ones come first. */
-MIRA_API void mira_ahead_place(mira_ahead *a, mira_bets *bets, mira_residency *r, int32_t ahead,
-                               const double *guesses);
+/* Bet on the layer so many `ahead`, by guesses[experts]; nearer ones come first. How many are staged. */
+MIRA_API int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses);
 
 #endif

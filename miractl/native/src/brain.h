@@ -22,9 +22,10 @@ typedef struct {
  * HOTTER: as ALWAYS, but nobody below the threshold displaces anybody above it. */
 enum { MIRA_ALWAYS, MIRA_WORTHIER, MIRA_HOTTER };
 
-/* One cache a layer, of ways[layers] experts, or one of ways[0] for all. */
+/* One cache a layer, of ways[layers] experts, or one of ways[0] for all. `shifts`: ways move from one
+ * layer to another as the replay goes. */
 typedef struct {
-    int32_t pooled, admission;
+    int32_t pooled, admission, shifts;
     const int32_t *ways;
 } mira_cache;
 
@@ -40,6 +41,7 @@ typedef struct {
     float discount; /* an expert used d tokens later counts discount^(d - 1) */
     float weight_rate, table_rate;
     int64_t token;                /* of the stream, counts from 0; -1 before the first */
+    int64_t begun_token, begun_lesson;
     float *weights, *weight_sums; /* shared: [FEATURES] */
     float *bias, *bias_sums;      /* shared: [layers][lanes] */
     float *table, *table_sums;    /* shared: [layers][CONTEXTS][experts][lanes] */
@@ -51,6 +53,8 @@ typedef struct {
     float *features;              /* [window + 2][layers][FEATURES][lanes]: of the last tokens */
     uint16_t *ids;                /* [window + 2][layers][top], as is */
     uint8_t *starts;              /* [window + 2] */
+    int64_t *lessons;             /* [1], shared: how often what is shared was changed */
+    float *begun;                 /* [layers][lanes]: of the scores of a token, as of a lesson */
     float *scores;                /* [layers][lanes]: log-odds of a use soon */
     float *scratch;               /* [2][lanes], shared */
 } mira_learner;
@@ -75,10 +79,12 @@ typedef struct {
  * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_rate(const mira_rating *rating);
 
-/* What is left to learn: the second half of mira_learn for the last token, or a whole text. */
+/* What is left to learn, of the last token or of a whole text. */
+enum { MIRA_LEARNER, MIRA_PREDICTOR, MIRA_WALK };
 typedef struct {
-    mira_learner *learner;
-    const mira_routing *text; /* NULL: none */
+    void *pupil;              /* a mira_learner, mira_predictor or mira_walk */
+    const mira_routing *text; /* NULL: none; a walk reads none */
+    int32_t kind;
 } mira_lesson;
 
 typedef struct mira_tutor mira_tutor;
@@ -110,6 +116,22 @@ MIRA_API int mira_replay(const mira_routing *routing, const mira_cache *cache,
                          const mira_rule *rule, uint8_t *hits, int64_t *entered,
                          uint8_t *resident);
 
+/* The heat score of a runtime. All memory is the caller's. */
+typedef struct {
+    int32_t layers, experts;
+    double decay;          /* what 100 ms leave */
+    double now, threshold; /* seconds; of the scores */
+    double stamp;          /* number of the step */
+    double *score, *since; /* [layers][experts], as all: when decay began to run */
+    int64_t *counts;       /* tokens of the window */
+    double *used;          /* stamp of the last use */
+    double *worth;         /* the score below the threshold, else more, by the last use */
+} mira_heat;
+
+/* A layer's step activates ids[count], which may come several times: warm them up, and set the worth of
+ * the layer, at the first layer of all. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_heat_record(mira_heat *heat, int32_t layer, const int64_t *ids, int32_t count);
+
 enum { MIRA_MOST_EXPERTS = 1 << 16 };
 
 enum { MIRA_HINTS = 9, MIRA_SOURCES = 4, MIRA_BINS = 20 };
@@ -121,6 +143,7 @@ typedef struct {
     int32_t ahead; /* layers between what is known and what is predicted; at least 1 */
     float weight_rate, table_rate;
     int64_t token;                /* of the stream; -1 before the first */
+    int64_t begun_token, begun_lesson; /* whose scores are begun, as of which lesson */
     int32_t begins;               /* whether it begins a text */
     float *weights, *weight_sums; /* [HINTS] */
     float *table, *table_sums;    /* [layers][SOURCES][experts][lanes] */
@@ -129,19 +152,22 @@ typedef struct {
     float *averages;              /* [layers][SOURCES][lanes] */
     float *hints;                 /* [layers][HINTS][lanes] */
     float *scores;                /* [layers][lanes]: log-odds of a use */
+    int64_t *lessons;             /* [1]: how often what is shared was changed */
+    float *begun;                 /* [layers][lanes]: of those scores; their hints are in place */
     uint16_t *ids;                /* [2][layers][top]: of the last two tokens */
     float *scratch;               /* [2][lanes] */
 } mira_predictor;
 
-/* Begin a token; `starts`: it begins a text. Then set scores[layer] from what came before, and learn
- * what the layer chose: layers in order, each predicted and then learned, predictions up to `ahead`
- * before. */
+/* Begin a token; `starts`: it begins a text. Then set scores[layer] from what came before, and take in
+ * what the layer chose: layers in order, predictions up to `ahead` before. With the last layer what all
+ * of them chose is learned. */
 MIRA_API void mira_begin(mira_predictor *predictor, int32_t starts);
 MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer);
 MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint16_t *ids);
 
-/* Learn what the layer chose, ids[top], then predict the one that it tells of, unless that lies outside:
- * guess[experts] gets the probabilities. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+/* Take in what the layer chose, ids[top], then predict the one that it tells of, unless that lies
+ * outside: guess[experts] gets the probabilities. What is to be learned is left to a lesson.
+ * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids, double *guess);
 
 /* Share of the different experts in ids[count] that are among as many likeliest by guess[experts]; of
@@ -149,18 +175,35 @@ MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t
 MIRA_API double mira_recall(const double *guess, int32_t experts, const int64_t *ids,
                             int32_t count);
 
-/* Count that in each of some tokens the experts before[tokens, top] were followed by after[tokens,
- * top], in table[experts][experts]; a row that sums to more than `most` fades by half.
- * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
-MIRA_API int mira_markov_count(float *table, int32_t experts, const int64_t *before,
-                               const int64_t *after, int32_t tokens, int32_t top, double most);
+/* Who followed whom in the next layer, and at the next token. All memory is the caller's. */
+enum { MIRA_BY_LAYER, MIRA_BY_TOKEN };
+typedef struct {
+    int32_t layers, experts, top;
+    double most;       /* a row that sums to more fades by half */
+    double of_layer;   /* weight of the layer before, where the token before is known too */
+    float *tables[2];  /* [layers][experts before][experts after] */
+    double *totals[2]; /* [layers][experts before]: sums of the rows */
+} mira_chain;
 
-/* What follows ids[top] so many layers `ahead`, as guess[experts]: by the tables of these layers,
- * by_layer[ahead][experts][experts], and unless it is NULL by what follows past[top] in by_token
- * [experts][experts]. scratch[2][experts]. */
-MIRA_API void mira_markov_guess(const float *by_layer, const float *by_token, int32_t experts,
-                                int32_t ahead, const int64_t *ids, const int64_t *past, int32_t top,
-                                double of_layer, double *scratch, double *guess);
+/* One sequence on its tables. */
+typedef struct {
+    const mira_chain *chain;
+    int64_t *ids;   /* [2][layers][top]: of this token, by `turn`, and of the one before */
+    float *scratch; /* [2][experts] */
+    int32_t turn, known; /* whether there is a token before */
+} mira_walk;
+
+/* Count that in each of some tokens the experts before[tokens, top] were followed by after[tokens, top]
+ * at a layer. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_markov_count(const mira_chain *chain, int32_t kind, int32_t layer,
+                               const int64_t *before, const int64_t *after, int32_t tokens);
+
+/* Take in what a layer chose, ids[top]; what is to be learned when all have is left to a lesson.
+ * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_markov_follow(mira_walk *walk, int32_t layer, const int64_t *ids);
+
+/* What follows the layer taken in last so many layers `ahead`, as guess[experts]. */
+MIRA_API void mira_markov_guess(const mira_walk *walk, int32_t layer, int32_t ahead, double *guess);
 
 /* What a router asked early says. */
 typedef struct {
@@ -175,7 +218,7 @@ typedef struct {
 MIRA_API void mira_lookahead(const mira_foretold *told);
 
 /* Over a recording: probabilities[tokens, layers, experts] of each expert as known `ahead` layers
- * before, of the first `ahead` layers at the beginning of the token. */
+ * before, of the first `ahead` layers at the beginning of the token; NULL: learn only. */
 MIRA_API void mira_foresee(const mira_routing *routing, mira_predictor *predictor,
                            float *probabilities);
 

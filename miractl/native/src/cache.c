@@ -3,7 +3,31 @@
 #include <math.h>
 #include <stdlib.h>
 
+#define KEPT 2  /* ways that a layer keeps, if it had so many */
+#define WIDTH 4 /* as miractl/policy/allocation.py has it */
 #define GONE INFINITY /* not to be evicted: absent, or needed */
+
+static int shares_open(cache *c)
+{
+    mira_shares *s = &c->shares;
+    s->sets = c->shape.pooled ? 1 : c->layers;
+    s->ways = malloc(3 * s->sets * sizeof *s->ways);
+    s->gain = calloc(2 * s->sets, sizeof *s->gain);
+    if (!s->ways || !s->gain)
+        return MIRA_NO_MEMORY;
+    s->least = s->ways + s->sets;
+    s->most = s->least + s->sets;
+    s->loss = s->gain + s->sets;
+    for (int32_t i = 0; i < s->sets; i++) {
+        s->ways[i] = c->shape.ways[i];
+        s->least[i] = s->ways[i] < KEPT ? s->ways[i] : KEPT;
+        s->most[i] = c->experts;
+        s->width += s->ways[i];
+    }
+    s->width /= 2 * s->sets;
+    s->width = s->width < 1 ? 1 : s->width > WIDTH ? WIDTH : s->width;
+    return MIRA_OK;
+}
 
 int cache_open(cache *c, const mira_routing *routing, const mira_cache *shape)
 {
@@ -15,6 +39,7 @@ int cache_open(cache *c, const mira_routing *routing, const mira_cache *shape)
     c->loser = malloc(c->layers * sizeof *c->loser);
     c->held = calloc(c->layers, sizeof *c->held);
     c->resident = calloc(cells, 1);
+    c->shape.shifts = shape->shifts && !shape->pooled;
     if (!c->worth || !c->standing || !c->least || !c->loser || !c->held || !c->resident)
         return MIRA_NO_MEMORY;
     for (size_t i = 0; i < cells; i++)
@@ -23,7 +48,7 @@ int cache_open(cache *c, const mira_routing *routing, const mira_cache *shape)
         c->least[l] = GONE;
         c->loser[l] = -1;
     }
-    return MIRA_OK;
+    return shares_open(c);
 }
 
 void cache_close(cache *c)
@@ -34,6 +59,8 @@ void cache_close(cache *c)
     free(c->loser);
     free(c->held);
     free(c->resident);
+    free(c->shares.ways);
+    free(c->shares.gain);
 }
 
 void cache_look(const cache *c, int32_t layer, const uint16_t *ids, int32_t top, uint8_t *hit)
@@ -41,6 +68,20 @@ void cache_look(const cache *c, int32_t layer, const uint16_t *ids, int32_t top,
     const uint8_t *resident = c->resident + (size_t)layer * c->experts;
     for (int32_t i = 0; i < top; i++)
         hit[i] = resident[ids[i]];
+}
+
+void cache_count(cache *c, int32_t layer, const uint16_t *ids, int32_t top)
+{
+    const uint8_t *resident = c->resident + (size_t)layer * c->experts;
+    const double *worth = c->worth + (size_t)layer * c->experts;
+    if (!c->shape.shifts)
+        return;
+    for (int32_t i = 0; i < top; i++) {
+        int there = resident[ids[i]];
+        int32_t nearer = shares_nearer(worth, resident, c->experts, worth[ids[i]], there, ids[i],
+                                       c->shares.width);
+        shares_count(&c->shares, layer, c->held[layer], there, nearer);
+    }
 }
 
 /* Standing of a row from the worth of now. */
@@ -64,6 +105,23 @@ static void rank(cache *c, int32_t layer)
         }
     c->least[layer] = least;
     c->loser[layer] = loser;
+}
+
+void cache_begin(cache *c)
+{
+    int32_t from = -1, to = -1;
+    if (!c->shape.shifts || !shares_begin(&c->shares))
+        return;
+    for (int32_t l = 0; l < c->layers; l++)
+        shares_taker(&c->shares, l, c->held[l], &to);
+    for (int32_t l = 0; l < c->layers; l++)
+        shares_giver(&c->shares, l, to, &from);
+    if (!shares_move(&c->shares, from, to) || c->held[from] <= c->shares.ways[from])
+        return;
+    refresh(c, from);
+    rank(c, from);
+    c->resident[(size_t)from * c->experts + c->loser[from]] = 0;
+    c->held[from]--;
 }
 
 /* The layer whose least worthy resident has to go for a newcomer of `layer`; -1: nobody may go. */
@@ -95,7 +153,7 @@ static int enter(cache *c, int32_t layer, int32_t expert)
 {
     size_t at = (size_t)layer * c->experts + expert;
     int32_t set = c->shape.pooled ? 0 : layer;
-    if (c->held[set] >= c->shape.ways[set]) {
+    if (c->held[set] >= c->shares.ways[set]) {
         int32_t from = losing_layer(c, layer);
         if (from < 0 || !admits(c, c->worth[at], c->least[from]))
             return 0;

@@ -3,6 +3,7 @@
 #define MIRACTL_CACHE_H
 
 #include "brain.h"
+#include "shares.h"
 
 #define HOT 2.0 /* for MIRA_HOTTER: worth of this or more is above the threshold */
 
@@ -16,10 +17,17 @@ typedef struct {
     int32_t *loser;   /* [layers]: whose it is, -1: nobody's */
     int32_t *held;    /* [layers]: residents; a pool counts in the first */
     uint8_t *resident;
+    mira_shares shares; /* its ways; a pool's are the first */
 } cache;
 
 int cache_open(cache *c, const mira_routing *routing, const mira_cache *shape);
 void cache_close(cache *c);
+
+/* A token begins: where ways move between layers, they do so now. */
+void cache_begin(cache *c);
+
+/* Learn, before the worth changes, what another number of ways would have done for these uses. */
+void cache_count(cache *c, int32_t layer, const uint16_t *ids, int32_t top);
 
 /* Whether each of the experts is resident. */
 void cache_look(const cache *c, int32_t layer, const uint16_t *ids, int32_t top, uint8_t *hit);

@@ -1,7 +1,8 @@
 /* How soon each expert is used again, learned online from the routing alone.
  *
  * score = weights . features + bias[layer, expert] + sum of table rows, one for each expert of each
- * context: the experts of a few layers of this token and of the token before. It is the log-odds of
+ * context: the experts of a few layers of this token and of the token before, whose rows are added up
+ * as soon as that is learned. It is the log-odds of
  * the sum over later uses of discount^(d - 1), of which only the first counts. After `window`
  * tokens the outcome is known and weights, bias and rows take an AdaGrad step.
  *
@@ -15,6 +16,7 @@
 #include <string.h>
 
 #define AVERAGES (MIRA_FEATURES - 5)
+#define ROWS 16 /* that are added at a time */
 #define GATE_RATE 0.25f
 #define MOST_COUNTS 4096.0f /* an expert that has been followed so often halves: it can change */
 #define FAINT 0x1p-40f
@@ -26,6 +28,7 @@ enum { REPEAT, TRAIL, CROSS, COUNTS };
 static const float TRAIL_DECAYS[COUNTS] = {0, 0.8f, 0.8f};
 static const float SPANS[AVERAGES] = {5, 20, 100, 1000}; /* tokens */
 static const int32_t CONTEXT_TOKEN[MIRA_CONTEXTS] = {0, 0, 0, 0, 0, 1, 1, 1};
+#define OF_TOKEN 5 /* the first context that is of the token before */
 static const int32_t CONTEXT_LAYER[MIRA_CONTEXTS] = {0, -1, -2, -3, -4, 0, 1, 2};
 
 /* --- the last tokens -------------------------------------------------------------------------- */
@@ -177,17 +180,42 @@ static float *table_row(const mira_learner *m, float *table, int32_t layer, int3
     return table + (((size_t)layer * MIRA_CONTEXTS + c) * m->experts + e) * m->lanes;
 }
 
+/* Add the rows of some contexts. */
+static void add_rows(const mira_learner *m, int64_t token, int32_t layer, int32_t first,
+                     int32_t last, float *z)
+{
+    const float *rows[ROWS];
+    int32_t count = 0;
+    for (int32_t c = first; c <= last; c++) {
+        const uint16_t *ids = context(m, token, layer, c);
+        for (int32_t i = 0; ids && i < m->top; i++) {
+            rows[count++] = table_row(m, m->table, layer, c, ids[i]);
+            if (count == ROWS) {
+                vector_add_rows(z, rows, count, m->lanes);
+                count = 0;
+            }
+        }
+    }
+    vector_add_rows(z, rows, count, m->lanes);
+}
+
+/* What is known of a score before the token begins. */
+static void begin_score(const mira_learner *m, int64_t token, int32_t layer, float *z)
+{
+    memcpy(z, m->bias + (size_t)layer * m->lanes, m->lanes * sizeof *z);
+    add_rows(m, token, layer, OF_TOKEN, MIRA_CONTEXTS - 1, z);
+}
+
 static void score(const mira_learner *m, int64_t token, int32_t layer, float *z)
 {
     const float *x = features_at(m, token, layer);
-    memcpy(z, m->bias + (size_t)layer * m->lanes, m->lanes * sizeof *z);
+    if (token == m->begun_token && *m->lessons == m->begun_lesson && !m->starts[place(m, token)])
+        memcpy(z, m->begun + (size_t)layer * m->lanes, m->lanes * sizeof *z);
+    else
+        begin_score(m, token, layer, z);
     for (int32_t f = 0; f < MIRA_FEATURES; f++)
         vector_add_scaled(z, x + f * m->lanes, m->weights[f], m->lanes);
-    for (int32_t c = 0; c < MIRA_CONTEXTS; c++) {
-        const uint16_t *ids = context(m, token, layer, c);
-        for (int32_t i = 0; ids && i < m->top; i++)
-            vector_add(z, table_row(m, m->table, layer, c, ids[i]), m->lanes);
-    }
+    add_rows(m, token, layer, 0, OF_TOKEN - 1, z);
 }
 
 /* What the token `window` ago should have been scored: discounted first uses since. */
@@ -263,6 +291,16 @@ int mira_rate(const mira_rating *in)
     return MIRA_OK;
 }
 
+/* Begin the scores of the next token, if it goes on with the text and nobody learns before. */
+static void begin_next(mira_learner *m)
+{
+    m->begun_token = m->token + 1;
+    m->begun_lesson = ++*m->lessons;
+    m->starts[place(m, m->begun_token)] = 0;
+    for (int32_t layer = 0; layer < m->layers; layer++)
+        begin_score(m, m->begun_token, layer, m->begun + (size_t)layer * m->lanes);
+}
+
 void learner_update(mira_learner *m)
 {
     for (int32_t layer = 0; layer < m->layers; layer++)
@@ -270,6 +308,7 @@ void learner_update(mira_learner *m)
     if (m->token >= m->window)
         for (int32_t layer = 0; layer < m->layers; layer++)
             learn(m, m->token - m->window, layer);
+    begin_next(m);
 }
 
 void mira_learn(mira_learner *m, int32_t layer, int32_t starts, const uint16_t *ids,

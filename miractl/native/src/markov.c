@@ -1,79 +1,118 @@
 /* Markov tables: counts of who followed whom; miractl/policy/markov.py says what is counted. */
-#include "brain.h"
+#include "learner.h"
+#include "vectors.h"
 
 #include <string.h>
 
-static double sum_of(const float *row, int32_t n)
+/* Who followed `from` at a layer, [experts], and the sum of that. */
+static float *row_of(const mira_chain *c, int32_t kind, int32_t layer, int64_t from)
 {
-    double part[8] = {0}, sum = 0;
-    int32_t e = 0;
-    for (; e + 8 <= n; e += 8)
-        for (int32_t i = 0; i < 8; i++)
-            part[i] += row[e + i];
-    for (; e < n; e++)
-        sum += row[e];
-    for (int32_t i = 0; i < 8; i++)
-        sum += part[i];
-    return sum;
+    return c->tables[kind] + ((size_t)layer * c->experts + from) * c->experts;
 }
 
-int mira_markov_count(float *table, int32_t experts, const int64_t *before, const int64_t *after,
-                      int32_t tokens, int32_t top, double most)
+static double *total_of(const mira_chain *c, int32_t kind, int32_t layer, int64_t from)
 {
-    int32_t all = tokens * top;
-    for (int32_t i = 0; i < all; i++)
-        if (before[i] < 0 || before[i] >= experts || after[i] < 0 || after[i] >= experts)
-            return MIRA_BAD_EXPERT;
-    for (int32_t i = 0; i < all; i++)
-        for (int32_t j = i / top * top; j < (i / top + 1) * top; j++)
-            table[before[i] * experts + after[j]] += 1;
-    for (int32_t i = 0; i < all; i++) {
-        float *row = table + before[i] * experts;
-        if (sum_of(row, experts) > most)
-            for (int32_t e = 0; e < experts; e++)
-                row[e] *= 0.5f;
+    return c->totals[kind] + (size_t)layer * c->experts + from;
+}
+
+static void count(const mira_chain *c, int32_t kind, int32_t layer, const int64_t *before,
+                  const int64_t *after)
+{
+    for (int32_t i = 0; i < c->top; i++) {
+        float *row = row_of(c, kind, layer, before[i]);
+        double *total = total_of(c, kind, layer, before[i]);
+        for (int32_t j = 0; j < c->top; j++)
+            row[after[j]] += 1;
+        *total += c->top;
+        if (*total <= c->most)
+            continue;
+        *total *= 0.5;
+        for (int32_t e = 0; e < c->experts; e++)
+            row[e] *= 0.5f;
     }
+}
+
+int mira_markov_count(const mira_chain *c, int32_t kind, int32_t layer, const int64_t *before,
+                      const int64_t *after, int32_t tokens)
+{
+    for (int32_t i = 0; i < tokens * c->top; i++)
+        if (before[i] < 0 || before[i] >= c->experts || after[i] < 0 || after[i] >= c->experts)
+            return MIRA_BAD_EXPERT;
+    for (int32_t t = 0; t < tokens; t++)
+        count(c, kind, layer, before + (size_t)t * c->top, after + (size_t)t * c->top);
     return MIRA_OK;
 }
 
-/* Probabilities after one more layer, [experts]: a sum over paths, at most 1. */
-static void walk(const float *table, int32_t experts, const double *wanted, double *next)
+/* --- one sequence ----------------------------------------------------------------------------- */
+
+static int64_t *ids_at(const mira_walk *w, int32_t before, int32_t layer)
 {
-    memset(next, 0, experts * sizeof *next);
-    for (int32_t from = 0; from < experts; from++) {
-        if (wanted[from] == 0)
-            continue;
-        const float *row = table + (size_t)from * experts;
-        double share = wanted[from] / sum_of(row, experts);
-        for (int32_t e = 0; e < experts; e++)
-            next[e] += share * row[e];
+    const mira_chain *c = w->chain;
+    return w->ids + ((size_t)(w->turn ^ before) * c->layers + layer) * c->top;
+}
+
+int mira_markov_follow(mira_walk *w, int32_t layer, const int64_t *ids)
+{
+    for (int32_t i = 0; i < w->chain->top; i++)
+        if (ids[i] < 0 || ids[i] >= w->chain->experts)
+            return MIRA_BAD_EXPERT;
+    memcpy(ids_at(w, 0, layer), ids, w->chain->top * sizeof *ids);
+    return MIRA_OK;
+}
+
+void walk_update(mira_walk *w)
+{
+    const mira_chain *c = w->chain;
+    for (int32_t l = 0; l < c->layers; l++) {
+        if (l > 0)
+            count(c, MIRA_BY_LAYER, l, ids_at(w, 0, l - 1), ids_at(w, 0, l));
+        if (w->known)
+            count(c, MIRA_BY_TOKEN, l, ids_at(w, 1, l), ids_at(w, 0, l));
     }
-    for (int32_t e = 0; e < experts; e++)
+    w->known = 1;
+    w->turn ^= 1;
+}
+
+/* Probabilities of what follows ids[top], [experts]: the share of each, at most 1. */
+static void follow(const mira_chain *c, int32_t kind, int32_t layer, const int64_t *ids, float *next)
+{
+    memset(next, 0, c->experts * sizeof *next);
+    for (int32_t i = 0; i < c->top; i++) {
+        int again = 0; /* a router may name an expert twice */
+        for (int32_t j = 0; j < i; j++)
+            again |= ids[j] == ids[i];
+        if (!again)
+            vector_add_scaled(next, row_of(c, kind, layer, ids[i]),
+                              (float)(1 / *total_of(c, kind, layer, ids[i])), c->experts);
+    }
+    for (int32_t e = 0; e < c->experts; e++)
         next[e] = next[e] < 1 ? next[e] : 1;
 }
 
-static void only(double *wanted, int32_t experts, const int64_t *ids, int32_t top)
+/* The same of experts with a probability each: a sum over paths. */
+static void follow_all(const mira_chain *c, int32_t layer, const float *wanted, float *next)
 {
-    memset(wanted, 0, experts * sizeof *wanted);
-    for (int32_t i = 0; i < top; i++)
-        wanted[ids[i]] = 1;
+    memset(next, 0, c->experts * sizeof *next);
+    for (int32_t from = 0; from < c->experts; from++)
+        vector_add_scaled(next, row_of(c, MIRA_BY_LAYER, layer, from),
+                          (float)(wanted[from] / *total_of(c, MIRA_BY_LAYER, layer, from)),
+                          c->experts);
+    for (int32_t e = 0; e < c->experts; e++)
+        next[e] = next[e] < 1 ? next[e] : 1;
 }
 
-void mira_markov_guess(const float *by_layer, const float *by_token, int32_t experts, int32_t ahead,
-                       const int64_t *ids, const int64_t *past, int32_t top, double of_layer,
-                       double *scratch, double *guess)
+void mira_markov_guess(const mira_walk *w, int32_t layer, int32_t ahead, double *guess)
 {
-    size_t table = (size_t)experts * experts;
-    only(guess, experts, ids, top);
-    for (int32_t a = 0; a < ahead; a++) {
-        memcpy(scratch, guess, experts * sizeof *guess);
-        walk(by_layer + a * table, experts, scratch, guess);
+    const mira_chain *c = w->chain;
+    float *found = w->scratch, *other = found + c->experts;
+    follow(c, MIRA_BY_LAYER, layer + 1, ids_at(w, 0, layer), found);
+    for (int32_t a = 2; a <= ahead; a++) {
+        memcpy(other, found, c->experts * sizeof *found);
+        follow_all(c, layer + a, other, found);
     }
-    if (!past)
-        return;
-    double *again = scratch + experts;
-    only(scratch, experts, past, top);
-    walk(by_token, experts, scratch, again);
-    for (int32_t e = 0; e < experts; e++)
-        guess[e] = of_layer * guess[e] + (1 - of_layer) * again[e];
+    double share = w->known ? c->of_layer : 1;
+    if (w->known)
+        follow(c, MIRA_BY_TOKEN, layer + ahead, ids_at(w, 1, layer + ahead), other);
+    for (int32_t e = 0; e < c->experts; e++)
+        guess[e] = share * found[e] + (w->known ? (1 - share) * other[e] : 0);
 }

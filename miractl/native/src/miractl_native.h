@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define MIRA_API __attribute__((visibility("default")))
-#define MIRA_ABI 8 /* raised with every change of this file, brain.h, bets.h or residency.h */
+#define MIRA_ABI 9 /* raised with every change of this file, brain.h, bets.h, residency.h, shares.h */
 
 enum { MIRA_OK, MIRA_NO_MEMORY, MIRA_NOT_FINITE, MIRA_BAD_EXPERT };
 enum { MIRA_I8, MIRA_I4K };
@@ -69,6 +69,11 @@ MIRA_API int mira_multiply(mira_pool *pool, const mira_matrix *matrices,
  * 16: of the vectors in which a row's squares are added, as torch does. */
 MIRA_API void mira_rms_norm(mira_pool *pool, const float *x, int32_t rows, int32_t columns,
                             int32_t lanes, const float *scale, float eps, float *y);
+
+/* y[t] = sum over k in order of weights[t, k] * parts[place[t, k]]; rows of parts and y have `width`
+ * numbers. */
+MIRA_API void mira_combine(const float *parts, const int64_t *place, const float *weights,
+                           int32_t tokens, int32_t top, int32_t width, float *y);
 
 /* Vectors x[batch, heads, tokens, dim] with gaps, strides in floats, and angles[batch, tokens, dim],
  * whose angle_stride is 0 if all of a batch have the same. dim is even. */

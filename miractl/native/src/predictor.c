@@ -3,9 +3,10 @@
  * score = weights . hints + one table row for each expert of each source; the sources are the same
  * layer at the token before and, at this token, the last three layers that are known, which end
  * `ahead` layers before. Hints are averages of use
- * and what has followed the experts of each source. As soon as the layer has chosen, weights and
- * rows take an AdaGrad step. miractl/simulate/predicting.py is the same, to the last bit.
+ * and what has followed the experts of each source. When the last layer has chosen, weights and rows
+ * take an AdaGrad step for each layer in turn. miractl/simulate/predicting.py is the same, to the last bit.
  */
+#include "learner.h"
 #include "vectors.h"
 
 #include <math.h>
@@ -13,6 +14,7 @@
 
 #define S MIRA_SOURCES
 #define MOST_COUNTS 4096.0f
+#define ROWS 16 /* that are added at a time */
 static const float RATES[S] = {0.4f, 0.125f, 0.025f, 0.001f}; /* of the averages, a token */
 
 static uint16_t *ids_at(const mira_predictor *p, int64_t token, int32_t layer)
@@ -34,13 +36,24 @@ static size_t row(const mira_predictor *p, int32_t layer, int32_t s)
     return ((size_t)layer * S + s) * p->lanes;
 }
 
-/* Mean over the source's experts of what followed each; without a source, `otherwise`. */
-static void expect(const mira_predictor *p, int32_t layer, int32_t s, const float *otherwise,
-                   float *x)
+void mira_begin(mira_predictor *p, int32_t starts)
 {
+    p->token++;
+    p->begins = starts || p->token == 0;
+}
+
+static float *hint(const mira_predictor *p, int32_t layer, int32_t h)
+{
+    return p->hints + ((size_t)layer * MIRA_HINTS + h) * p->lanes;
+}
+
+/* Set the hint of a source, as a logarithm; without a source it is that before. */
+static void follow(const mira_predictor *p, int32_t layer, int32_t s)
+{
+    float *x = hint(p, layer, S + s);
     const uint16_t *from = source(p, layer, s);
     if (!from) {
-        memcpy(x, otherwise, p->lanes * sizeof *x);
+        memcpy(x, hint(p, layer, S + s - 1), p->lanes * sizeof *x);
         return;
     }
     const float *totals = p->totals + row(p, layer, s);
@@ -49,33 +62,49 @@ static void expect(const mira_predictor *p, int32_t layer, int32_t s, const floa
         const float *after = p->counts + row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes;
         vector_add_scaled(x, after, 1.0f / p->top / totals[from[i]], p->lanes);
     }
+    vector_log(x, p->lanes);
 }
 
-void mira_begin(mira_predictor *p, int32_t starts)
+static void add_rows(const mira_predictor *p, int32_t layer, int32_t s, float *z)
 {
-    p->token++;
-    p->begins = starts || p->token == 0;
+    const uint16_t *from = source(p, layer, s);
+    const float *table = p->table + row(p, layer, s) * p->experts;
+    const float *rows[ROWS];
+    for (int32_t i = 0, count; from && i < p->top; i += count) {
+        count = p->top - i < ROWS ? p->top - i : ROWS;
+        for (int32_t j = 0; j < count; j++)
+            rows[j] = table + (size_t)from[i + j] * p->lanes;
+        vector_add_rows(z, rows, count, p->lanes);
+    }
+}
+
+/* What is known of a score before the token begins. */
+static void begin_score(const mira_predictor *p, int32_t layer)
+{
+    float *z = p->begun + (size_t)layer * p->lanes;
+    memcpy(hint(p, layer, 0), p->averages + row(p, layer, 0), S * p->lanes * sizeof *z);
+    vector_log(hint(p, layer, 0), S * p->lanes);
+    follow(p, layer, 0);
+    memset(z, 0, p->lanes * sizeof *z);
+    for (int32_t h = 0; h <= S; h++)
+        vector_add_scaled(z, hint(p, layer, h), p->weights[h], p->lanes);
+    add_rows(p, layer, 0, z);
 }
 
 void mira_predict(mira_predictor *p, int32_t layer)
 {
-    float *x = p->hints + (size_t)layer * MIRA_HINTS * p->lanes;
-    float *z = p->scores + (size_t)layer * p->lanes;
-    memcpy(x, p->averages + row(p, layer, 0), S * p->lanes * sizeof *x);
-    for (int32_t s = 0; s < S; s++)
-        expect(p, layer, s, x + (S + s - 1) * p->lanes, x + (S + s) * p->lanes);
-    vector_log(x, 2 * S * p->lanes);
-    memset(z, 0, p->lanes * sizeof *z);
+    float *z = p->scores + (size_t)layer * p->lanes, *one = hint(p, layer, 2 * S);
+    if (p->begun_token != p->token || p->begun_lesson != *p->lessons || p->begins)
+        begin_score(p, layer);
+    memcpy(z, p->begun + (size_t)layer * p->lanes, p->lanes * sizeof *z);
+    for (int32_t s = 1; s < S; s++)
+        follow(p, layer, s);
     for (int32_t e = 0; e < p->lanes; e++)
-        x[2 * S * p->lanes + e] = 1;
-    for (int32_t h = 0; h < MIRA_HINTS; h++)
-        vector_add_scaled(z, x + h * p->lanes, p->weights[h], p->lanes);
-    for (int32_t s = 0; s < S; s++) {
-        const uint16_t *from = source(p, layer, s);
-        for (int32_t i = 0; from && i < p->top; i++)
-            vector_add(z, p->table + row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes,
-                       p->lanes);
-    }
+        one[e] = 1;
+    for (int32_t h = S + 1; h < MIRA_HINTS; h++)
+        vector_add_scaled(z, hint(p, layer, h), p->weights[h], p->lanes);
+    for (int32_t s = 1; s < S; s++)
+        add_rows(p, layer, s, z);
 }
 
 /* Step down the gradient of what the layer chose. */
@@ -118,8 +147,7 @@ static void count(mira_predictor *p, int32_t layer, int32_t s, const uint16_t *i
     }
 }
 
-/* Learn a layer whose choice is in its place. */
-static void confirm(mira_predictor *p, int32_t layer)
+static void study(mira_predictor *p, int32_t layer)
 {
     const uint16_t *ids = ids_at(p, p->token, layer);
     learn(p, layer, ids);
@@ -135,10 +163,29 @@ static void confirm(mira_predictor *p, int32_t layer)
     }
 }
 
+/* Begin the scores of the next token, if it goes on with the text and nobody learns before. */
+static void begin_next(mira_predictor *p)
+{
+    mira_predictor next = *p; /* whose token before is this one */
+    next.token = p->begun_token = p->token + 1;
+    next.begins = 0;
+    p->begun_lesson = ++*p->lessons;
+    for (int32_t layer = 0; layer < p->layers; layer++)
+        begin_score(&next, layer);
+}
+
+void predictor_update(mira_predictor *p)
+{
+    for (int32_t layer = 0; layer < p->layers; layer++)
+        study(p, layer);
+    begin_next(p);
+}
+
 void mira_confirm(mira_predictor *p, int32_t layer, const uint16_t *ids)
 {
     memcpy(ids_at(p, p->token, layer), ids, p->top * sizeof *ids);
-    confirm(p, layer);
+    if (layer == p->layers - 1)
+        predictor_update(p);
 }
 
 int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *guess)
@@ -149,7 +196,6 @@ int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *gu
     uint16_t *own = ids_at(p, p->token, layer);
     for (int32_t i = 0; i < p->top; i++)
         own[i] = (uint16_t)ids[i];
-    confirm(p, layer);
     if (layer + p->ahead >= p->layers)
         return MIRA_OK;
     mira_predict(p, layer + p->ahead);
@@ -160,6 +206,25 @@ int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *gu
     for (int32_t e = 0; e < p->experts; e++)
         guess[e] = x[e];
     return MIRA_OK;
+}
+
+void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilities)
+{
+    for (int32_t t = 0; t < in->tokens; t++) {
+        size_t step = (size_t)t * in->layers;
+        mira_begin(p, in->starts[t]);
+        for (int32_t l = 0; l < p->ahead && l < in->layers; l++)
+            mira_predict(p, l);
+        for (int32_t l = 0; l < in->layers; l++) {
+            float *row = probabilities ? probabilities + (step + l) * in->experts : NULL;
+            const float *scores = p->scores + (size_t)l * p->lanes;
+            for (int32_t e = 0; row && e < in->experts; e++)
+                row[e] = (float)(1 / (1 + exp(-(double)scores[e])));
+            mira_confirm(p, l, in->ids + (step + l) * in->top);
+            if (l + p->ahead < in->layers)
+                mira_predict(p, l + p->ahead);
+        }
+    }
 }
 
 double mira_recall(const double *guess, int32_t experts, const int64_t *ids, int32_t count)
@@ -179,25 +244,6 @@ double mira_recall(const double *guess, int32_t experts, const int64_t *ids, int
         right += used[own] && before < different;
     }
     return different ? (double)right / different : 0;
-}
-
-void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilities)
-{
-    for (int32_t t = 0; t < in->tokens; t++) {
-        size_t step = (size_t)t * in->layers;
-        mira_begin(p, in->starts[t]);
-        for (int32_t l = 0; l < p->ahead && l < in->layers; l++)
-            mira_predict(p, l);
-        for (int32_t l = 0; l < in->layers; l++) {
-            float *row = probabilities + (step + l) * in->experts;
-            const float *scores = p->scores + (size_t)l * p->lanes;
-            for (int32_t e = 0; e < in->experts; e++)
-                row[e] = (float)(1 / (1 + exp(-(double)scores[e])));
-            mira_confirm(p, l, in->ids + (step + l) * in->top);
-            if (l + p->ahead < in->layers)
-                mira_predict(p, l + p->ahead);
-        }
-    }
 }
 
 void mira_lookahead(const mira_foretold *in)

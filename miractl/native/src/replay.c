@@ -6,16 +6,19 @@
 static void run(const mira_routing *in, cache *c, rules *r, uint8_t *hits, int64_t *entered,
                 uint8_t *resident)
 {
-    for (int32_t t = 0; t < in->tokens; t++)
+    for (int32_t t = 0; t < in->tokens; t++) {
+        cache_begin(c);
         for (int32_t l = 0; l < in->layers; l++) {
             size_t step = (size_t)t * in->layers + l, at = step * in->top;
             if (resident)
                 memcpy(resident + step * in->experts, c->resident + (size_t)l * in->experts,
                        in->experts);
             cache_look(c, l, in->ids + at, in->top, hits + at);
+            cache_count(c, l, in->ids + at, in->top);
             int all_rows = rules_observe(r, t, l);
             cache_settle(c, l, in->ids + at, in->top, hits + at, all_rows, entered);
         }
+    }
 }
 
 int mira_replay(const mira_routing *routing, const mira_cache *shape, const mira_rule *rule,

@@ -6,16 +6,11 @@
 
 #define HOT 2.0 /* with MIRA_HOTTER: worth of this or more is above the threshold */
 
-static size_t at(const mira_residency *r, int32_t layer, int32_t expert)
-{
-    return (size_t)layer * r->experts + expert;
-}
-
 /* The least worthy resident of a layer, or of those that the step can do without. */
 static int32_t least_of(const mira_residency *r, int32_t layer, int dispensable, double *least)
 {
-    const uint8_t *role = r->role + at(r, layer, 0);
-    const double *worth = r->worth + at(r, layer, 0);
+    const uint8_t *role = r->role + residency_at(r, layer, 0);
+    const double *worth = r->worth + residency_at(r, layer, 0);
     int32_t loser = 0;
     *least = INFINITY;
     for (int32_t e = 0; e < r->experts; e++)
@@ -31,7 +26,7 @@ static void rank(mira_residency *r, int32_t layer)
     r->loser[layer] = least_of(r, layer, 0, &r->least[layer]);
 }
 
-static void rank_changed(mira_residency *r)
+void residency_rank(mira_residency *r)
 {
     for (int32_t layer = 0; layer < r->layers; layer++)
         if (r->changed[layer]) {
@@ -40,17 +35,22 @@ static void rank_changed(mira_residency *r)
         }
 }
 
+static void give(mira_residency *r, int32_t layer, int32_t slot)
+{
+    r->idle[r->top[r->pool[layer]]++] = slot;
+}
+
 void residency_enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role)
 {
-    size_t key = at(r, layer, expert);
+    size_t key = residency_at(r, layer, expert);
     r->role[key] = (uint8_t)role;
     r->slot[key] = slot;
     if (role == MIRA_RESIDENT) {
-        r->held[layer % r->sets]++;
+        r->held[r->set[layer]]++;
         rank(r, layer);
         return;
     }
-    r->spare--;
+    r->spare[r->pool[layer]]--;
     if (role == MIRA_TRANSIT)
         r->transit[r->passing++] = (int32_t)key;
     else
@@ -60,15 +60,15 @@ void residency_enter(mira_residency *r, int32_t layer, int32_t expert, int32_t s
 /* An expert gives up its role; its slot. */
 static int32_t leave(mira_residency *r, int32_t layer, int32_t expert)
 {
-    size_t key = at(r, layer, expert);
+    size_t key = residency_at(r, layer, expert);
     int role = r->role[key];
     r->role[key] = MIRA_ABSENT;
     if (role == MIRA_RESIDENT) {
-        r->held[layer % r->sets]--;
+        r->held[r->set[layer]]--;
         rank(r, layer);
         return r->slot[key];
     }
-    r->spare++;
+    r->spare[r->pool[layer]]++;
     if (role == MIRA_STAGED) {
         staged_leave(r, (int32_t)key, r->slot[key]);
         return r->slot[key];
@@ -95,13 +95,13 @@ static int admits(const mira_residency *r, double newcomer, double victim)
 /* Whether a newcomer of the step's layer may become resident. */
 static room room_for(const mira_residency *r, int32_t expert)
 {
-    int32_t set = r->layer % r->sets;
-    if (r->held[set] < r->ways[set])
+    int32_t set = r->set[r->layer];
+    if (r->held[set] < r->shares.ways[set])
         return (room){1, -1, -1};
     double own, least = INFINITY;
     int32_t own_loser = least_of(r, r->layer, r->admission != MIRA_WORTHIER, &own);
-    room found = {0, set, 0};
-    for (int32_t l = set; l < r->layers; l += r->sets) {
+    room found = {0, r->layer, 0};
+    for (int32_t l = r->first[set]; l < r->layers; l = r->sibling[l]) {
         double worth = l == r->layer ? own : r->least[l];
         if (worth < least) {
             least = worth;
@@ -109,7 +109,7 @@ static room room_for(const mira_residency *r, int32_t expert)
             found.expert = l == r->layer ? own_loser : r->loser[l];
         }
     }
-    found.granted = least != INFINITY && admits(r, r->worth[at(r, r->layer, expert)], least);
+    found.granted = least != INFINITY && admits(r, r->worth[residency_at(r, r->layer, expert)], least);
     return found;
 }
 
@@ -129,24 +129,31 @@ static void evict(mira_residency *r, const room *found)
     if (keeps)
         residency_enter(r, found->layer, found->expert, slot, MIRA_TRANSIT);
     else
-        r->idle[r->idle_count++] = slot;
+        give(r, found->layer, slot);
 }
 
 /* Bring an absent expert of the step in; 0: it has to wait. */
 static int demand(mira_residency *r, int32_t expert)
 {
     room found = room_for(r, expert);
-    if (r->spare <= 0 && (!found.granted || keeps_slot(r, &found)))
+    if (r->spare[r->pool[r->layer]] <= 0 && (!found.granted || keeps_slot(r, &found)))
         return 0;
     if (found.granted)
         evict(r, &found);
     else
         r->bypassed++;
-    int32_t slot = r->idle[--r->idle_count], *pair = r->placed + 2 * r->placed_count++;
+    int32_t slot = residency_take(r, r->layer), *pair = r->placed + 2 * r->placed_count++;
     residency_enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
     pair[0] = expert;
     pair[1] = slot;
     return 1;
+}
+
+/* Whether bets hold slots that the step could have: who is in transit is of its layer. */
+static int has_bets(const mira_residency *r)
+{
+    int32_t pool = r->pool[r->layer];
+    return r->reserve[pool] - r->spare[pool] > r->passing;
 }
 
 int mira_place(mira_residency *r, int32_t skip)
@@ -155,7 +162,7 @@ int mira_place(mira_residency *r, int32_t skip)
         int32_t expert = r->absent[r->next];
         if (!skip && demand(r, expert))
             continue;
-        if (!skip && r->staged)
+        if (!skip && has_bets(r))
             return MIRA_SHORT;
         r->waiting[r->waiting_count++] = expert;
     }
@@ -171,7 +178,7 @@ static int look_up(mira_residency *r, int32_t count)
     for (int32_t e = 0; e < r->experts; e++) {
         if (!r->needed[e])
             continue;
-        size_t key = at(r, r->layer, e);
+        size_t key = residency_at(r, r->layer, e);
         int staged = r->role[key] == MIRA_STAGED;
         int there = staged ? r->state[r->slot[key]] == MIRA_DONE : r->role[key] == MIRA_RESIDENT;
         *(there ? r->hits + key : r->misses + key) += count;
@@ -191,7 +198,7 @@ static int look_up(mira_residency *r, int32_t count)
     for (int32_t i = 0; i < r->arrived; i++) {
         staged_use(r, arrived[i]);
         r->here[2 * r->here_count] = arrived[i];
-        r->here[2 * r->here_count++ + 1] = r->slot[at(r, r->layer, arrived[i])];
+        r->here[2 * r->here_count++ + 1] = r->slot[residency_at(r, r->layer, arrived[i])];
     }
     for (int32_t i = 1; i <= failed; i++) {
         mira_drop(r, r->layer, r->called[r->experts - i]);
@@ -202,7 +209,7 @@ static int look_up(mira_residency *r, int32_t count)
 
 void mira_note(mira_residency *r)
 {
-    int64_t *tokens = r->activations + at(r, r->layer, 0);
+    int64_t *tokens = r->activations + residency_at(r, r->layer, 0);
     for (int32_t i = 0; i < r->count; i++)
         if (r->ids[i] >= 0 && r->ids[i] < r->experts)
             tokens[r->ids[i]]++;
@@ -217,7 +224,7 @@ int mira_ask(mira_residency *r)
     memset(r->needed, 0, r->experts);
     for (int32_t i = 0; i < r->count; i++)
         r->needed[r->ids[i]] = 1;
-    rank_changed(r);
+    residency_rank(r);
     return look_up(r, 1);
 }
 
@@ -242,8 +249,7 @@ void residency_adopt(mira_residency *r, int32_t expert)
 
 void mira_release(mira_residency *r, int32_t layer, int32_t expert)
 {
-    int32_t slot = leave(r, layer, expert);
-    r->idle[r->idle_count++] = slot;
+    give(r, layer, leave(r, layer, expert));
 }
 
 void mira_end_transit(mira_residency *r)

@@ -5,6 +5,7 @@
 #define MIRACTL_RESIDENCY_H
 
 #include "brain.h"
+#include "shares.h"
 
 enum { MIRA_ABSENT, MIRA_RESIDENT, MIRA_STAGED, MIRA_TRANSIT };
 
@@ -15,14 +16,13 @@ enum { MIRA_PLACED, MIRA_CALLED, MIRA_SHORT };
 /* How far the transfer into a slot has come, where it is a bet. */
 enum { MIRA_QUEUED, MIRA_RUNNING, MIRA_DONE, MIRA_FAILED, MIRA_DROPPED };
 
-/* All memory is the caller's: zeros, but for `least`, infinite, and `idle`, all slots. Layer l belongs
- * to set l % sets. Lists of a step are in ascending order of experts, `here` in two parts. Whoever
- * brings experts in writes `state`, `began` and `finished` while others read them. */
+/* All memory is the caller's: zeros, but for `least`, infinite, `idle`, all slots pool by pool, and
+ * what is const. A layer belongs to a set, which other layers may share, and a set to a pool, whose
+ * slots are of one size. Lists of a step are in ascending order of experts, `here` in two parts.
+ * Whoever brings experts in writes `state`, `began` and `finished` while others read them. */
 typedef struct {
-    int32_t layers, experts, sets, admission, staging_limit;
-    int32_t spare;               /* free slots of the reserve */
+    int32_t layers, experts, sets, pools, admission, staging_limit;
     int32_t staged, passing;     /* how many there are: on bets, in transit */
-    int32_t idle_count;
     int32_t layer, count;        /* of the step under way, as is what follows; of its ids */
     int32_t here_count, called_count, absent_count, placed_count, waiting_count, next;
     int32_t arrived;             /* the last of `here` were bet on, and are there */
@@ -33,17 +33,22 @@ typedef struct {
     double now, decay;           /* the heat's time in seconds, and what 100 ms leave of it */
     const int64_t *ids;          /* [count]: may come several times */
     const double *worth;         /* [layers][experts], the policy's */
-    const int32_t *ways;         /* [sets] */
+    const int32_t *set, *pool;   /* [layers]: where a layer belongs */
+    const int32_t *first, *sibling; /* [sets], [layers]: layers of a set, `layers` after the last */
+    const int32_t *reserve;      /* [pools]: slots beyond the residents' */
+    int32_t *spare;              /* [pools]: free slots of the reserve */
     int32_t *held;               /* [sets]: residents */
     uint8_t *role;               /* [layers][experts] */
     int32_t *slot;               /* [layers][experts], of those with a role */
-    int32_t *idle;               /* [slots]: a stack of those that are free */
+    int32_t *idle;               /* [slots]: a stack of each pool's that are free */
+    int32_t *top;                /* [pools]: where in `idle` the next one that is freed goes */
     int32_t *transit;            /* [slots]: layer * experts + expert */
     uint8_t *changed;            /* [layers]: the worth of a layer has changed */
     double *least;               /* [layers]: of its residents; infinite if there is none */
     int32_t *loser;              /* [layers]: whose it is, the first of equals */
     int64_t *hits, *misses;      /* [layers][experts], as are the next two */
     int64_t *prefetched, *prefetch_used;
+    int64_t *in_vain;            /* [layers]: bets on it that were moved and wasted */
     int64_t *activations;        /* [layers][experts]: tokens that were routed there */
     uint8_t *needed;             /* [experts]: by the step */
     int32_t *here, *placed;      /* [experts][2]: experts and slots: residents, and those brought in */
@@ -55,7 +60,12 @@ typedef struct {
     uint8_t *state;              /* [slots]: of bets, as are the next two */
     double *began, *finished;    /* [slots]: seconds */
     double *score, *since;       /* [layers][experts]: of the heat, and when decay began to run */
+    mira_shares shares;          /* ways of the sets */
 } mira_residency;
+
+/* A layer is routed, before its worth changes: learn what other ways would have done. With the first
+ * layer a step begins; ways move between sets of a pool then, if it pays. In sharing.c. */
+MIRA_API void mira_share(mira_residency *r);
 
 /* A layer is routed: count its tokens, and that their worth changes. */
 MIRA_API void mira_note(mira_residency *r);
@@ -102,8 +112,21 @@ void mira_judge_bets(mira_residency *r, mira_routed *routed);
  * demand, stale bets make way, the oldest first. */
 MIRA_API void mira_stage(mira_residency *r, int32_t layer, const uint16_t *experts, int32_t count);
 
-/* What staged.c and residency.c need of each other: an expert takes a slot; a staged one of the step
- * changes its role; a bet was right; an expert is staged, and is not any more. */
+static inline size_t residency_at(const mira_residency *r, int32_t layer, int32_t expert)
+{
+    return (size_t)layer * r->experts + expert;
+}
+
+/* A free slot of a layer's pool: it must have one. */
+static inline int32_t residency_take(mira_residency *r, int32_t layer)
+{
+    return r->idle[--r->top[r->pool[layer]]];
+}
+
+/* What staged.c, sharing.c and residency.c need of each other: the least worthy of layers whose worth
+ * has changed; an expert takes a slot; a staged one of the step changes its role; a bet was right; an
+ * expert is staged, and is not any more. */
+void residency_rank(mira_residency *r);
 void residency_enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role);
 void residency_adopt(mira_residency *r, int32_t expert);
 void staged_use(mira_residency *r, int32_t expert);

@@ -59,6 +59,7 @@ void mira_drop(mira_residency *r, int32_t layer, int32_t expert)
     int32_t key = layer * r->experts + expert;
     if (r->state[r->slot[key]] == MIRA_DONE) {
         r->wasted++;
+        r->in_vain[layer]++;
         feel(r, key, IN_VAIN);
     } else {
         r->cancelled++;
@@ -123,12 +124,13 @@ void mira_judge_bets(mira_residency *r, mira_routed *in)
     in->lost = in->missing ? fmax(0, in->lost - fmax(0, slack)) : 0;
 }
 
-/* Free the slot of the oldest stale bet that has ended; 0: there is none. */
-static int drop_stale(mira_residency *r)
+/* Free the slot, of the layer's pool, of the oldest stale bet that has ended; 0: there is none. */
+static int drop_stale(mira_residency *r, int32_t layer)
 {
     for (int32_t i = 0; i < r->staged; i++) {
         int32_t key = r->staging[i], slot = r->slot[key];
-        if (!r->stale[slot] || r->state[slot] < MIRA_DONE)
+        int is_near = r->pool[key / r->experts] == r->pool[layer];
+        if (!is_near || !r->stale[slot] || r->state[slot] < MIRA_DONE)
             continue;
         mira_drop(r, key / r->experts, key % r->experts);
         return 1;
@@ -136,18 +138,18 @@ static int drop_stale(mira_residency *r)
     return 0;
 }
 
-static int has_room(const mira_residency *r)
+static int has_room(const mira_residency *r, int32_t layer)
 {
-    return r->staged < r->staging_limit && r->spare > 1;
+    return r->staged < r->staging_limit && r->spare[r->pool[layer]] > 1;
 }
 
 void mira_stage(mira_residency *r, int32_t layer, const uint16_t *experts, int32_t count)
 {
     r->bet_count = 0;
     for (int32_t i = 0; i < count; i++) {
-        if (!has_room(r) && !(drop_stale(r) && has_room(r)))
+        if (!has_room(r, layer) && !(drop_stale(r, layer) && has_room(r, layer)))
             return;
-        int32_t slot = r->idle[--r->idle_count], *pair = r->bet + 2 * r->bet_count++;
+        int32_t slot = residency_take(r, layer), *pair = r->bet + 2 * r->bet_count++;
         residency_enter(r, layer, experts[i], slot, MIRA_STAGED);
         r->issued++;
         r->prefetched[layer * r->experts + experts[i]]++;

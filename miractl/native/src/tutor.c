@@ -18,8 +18,19 @@ struct mira_tutor {
 
 static void give(const mira_lesson *lesson)
 {
-    mira_learner *m = lesson->learner;
     const mira_routing *in = lesson->text;
+    if (lesson->kind == MIRA_PREDICTOR) {
+        if (in)
+            mira_foresee(in, lesson->pupil, NULL);
+        else
+            predictor_update(lesson->pupil);
+        return;
+    }
+    if (lesson->kind == MIRA_WALK) {
+        walk_update(lesson->pupil);
+        return;
+    }
+    mira_learner *m = lesson->pupil;
     if (!in) {
         learner_update(m);
         return;
