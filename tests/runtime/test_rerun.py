@@ -81,7 +81,10 @@ def agrees(trace: Trace, counted: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "mode"),
-    [("learned", "lookahead"), ("learned", "markov"), ("heat", "learned"), ("lru", "hybrid")],
+    [
+        *(("learned", "lookahead"), ("learned", "markov"), ("heat", "learned")),
+        *(("lru", "hybrid"), ("lru-shift", "lookahead"), ("heat-shift", "markov")),
+    ],
 )
 def test_threads_and_a_disk(folder: Path, tmp_path: Path, policy: str, mode: str) -> None:
     base = options(folder / "source", SOME, prediction_mode=mode, prediction_horizon=2)
