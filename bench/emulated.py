@@ -48,7 +48,7 @@ ON_DEVICE = ("hits", "misses")  # parts of a step that a device takes over
 TITLE = "Copies over an emulated link, a quarter of the experts in slots"
 NOTE = (
     "bench/emulated.py, {rounds} rounds, each with another prompt. Device: how many times as fast "
-    "as one core here experts are computed. Waiting: share of the time without bets in which copies "
+    "as one core here experts are computed. Waiting: share of the time without bets in which they "
     "are waited for, the most that bets could save. Hidden: share of the copies' time that nobody "
     "waits for, without bets and with. Prefetch: time with bets over time without. Host: time with "
     "host compute over time without it, both with bets, the host being the device."
