@@ -21,6 +21,17 @@ def check_new(path: Path) -> None:
         raise UsageError(f"{path} is there already", hint="name another file, or remove it")
 
 
+def check_kept(warm_heat: Path | None, record_trace: Path | None) -> None:
+    """Raise UsageError for files that could not be kept, before anything is bound or loaded."""
+    if warm_heat is not None and warm_heat.is_dir():
+        raise UsageError(f"--warm-heat: {warm_heat} is a folder", hint="name a file in it")
+    if record_trace is None:
+        return
+    check_new(record_trace)
+    if warm_heat is not None and warm_heat.absolute() == record_trace.absolute():
+        raise UsageError(f"--warm-heat and --record-trace both name {record_trace}")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Put `content` at `path` in one step. Raises MiractlError when that fails."""
     target = Path(os.path.realpath(path))  # a link stays a link to the new content

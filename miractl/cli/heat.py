@@ -73,6 +73,8 @@ def export_command(output: str, kind: str | None, url: str, trace: str | None) -
     """
     if not output:
         raise UsageError("-o needs the name of a file", hint="miractl heat export -o heat.csv")
+    if trace is not None and Path(output).absolute() == Path(trace).absolute():
+        raise UsageError(f"-o and --from both name {output}", hint="-o heat.csv")
     if output == "-":
         open_stdout()
     else:

@@ -23,6 +23,7 @@ from miractl.cli.options import (
 )
 from miractl.cli.quantities import dense_option
 from miractl.errors import UsageError
+from miractl.outfile import check_kept
 from miractl.output import Output
 from miractl.server.signals import StopSignals, exit_now
 from miractl.units import TIB, format_bytes
@@ -111,6 +112,7 @@ def command(
     for option, target in (("--warm-heat", warm_heat), ("--record-trace", record_trace)):
         if target is not None and not target.parent.is_dir():
             raise UsageError(f"{option}: no folder {str(target.parent)!r}")
+    check_kept(warm_heat, record_trace)
     loaded = load_profile(profile)
     settings = resolve_parameters(loaded, parameters)
     layout = values_of(resolve_runtime(loaded, given(sets=sets, threads=threads)))

@@ -83,6 +83,7 @@ def command(
     if once and loop:
         raise UsageError("--once and --loop exclude each other", hint="--loop 1 is --once")
     unicode = not ascii_only and use_unicode(sys.stdout)
+    snapshots = [] if replay is None else read_logbook(Path(replay))
     on_screen = not (once or as_json or loop)
     if on_screen and not _has_terminal():
         raise UsageError("needs a terminal, use --once or --json", hint="miractl top --once")
@@ -91,7 +92,7 @@ def command(
         other = "--record" if record is not None else "--url" if given else None
         if other:
             raise UsageError(f"--replay and {other} exclude each other", hint="leave one out")
-        _replay(read_logbook(Path(replay)), interval, once, loop, as_json, unicode)
+        _replay(snapshots, interval, once, loop, as_json, unicode)
         return
     with nullcontext() if record is None else closing(Logbook(Path(record))) as logbook:
         asked = _Asked(Client(url).status, logbook)

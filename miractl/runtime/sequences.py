@@ -4,8 +4,9 @@ A hook on the model sees every forward pass before its layers do. What a wrong g
 prediction: nothing that is computed depends on it.
 
 Position 0 begins a sequence; another position continues the live sequence whose last one was one
-less, the first in order; who continues nobody begins a sequence too. Sequences that took no part in
-the last `PATIENCE` steps are forgotten.
+less, the one seen last, for nobody says when a text has ended; of several the first in order. Who
+continues nobody begins a sequence too. Sequences that took no part in the last `PATIENCE` steps are
+forgotten.
 """
 
 import itertools
@@ -66,16 +67,9 @@ class Sequences:
 
     def _continue(self, position: int, length: int) -> int:
         """The sequence that these tokens belong to."""
-        name = next(
-            (
-                name
-                for name, (last, step) in self._live.items()
-                if last == position - 1 and step < self.step
-            ),
-            None,
-        )
-        if position == 0 or name is None:
-            name = next(self._names)
+        live = self._live.items()
+        seen = {n: step for n, (last, step) in live if last == position - 1 and step < self.step}
+        name = next(self._names) if position == 0 or not seen else max(seen, key=seen.__getitem__)
         # The last to be seen stands last: those of a batch keep their order.
         self._live.pop(name, None)
         self._live[name] = position + length - 1, self.step

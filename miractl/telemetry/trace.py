@@ -28,6 +28,7 @@ Floats = npt.NDArray[np.float32]
 Steps = npt.NDArray[np.int64]  # [tokens]
 HINT = "record one: miractl serve --record-trace FILE"
 EXPERT_NAMES = ("experts", "n_experts", "n_routed_experts", "num_experts")
+MOST_RESERVE = 2048  # slots beside those of residents
 BLOCK = 2**16  # bytes of a tape that are inflated at a time
 LAYER_NAMES = ("layer_indices", "moe_layer_indices", "layers")
 
@@ -92,8 +93,12 @@ def read_trace(path: Path) -> Trace:
     indices = next((meta[name] for name in LAYER_NAMES if isinstance(meta.get(name), list)), None)
     if indices is not None and len(indices) != ids.shape[1]:
         raise _refusal(path, f"{len(indices)} layer indices for {ids.shape[1]} layers")
+    if indices is not None and not all(type(index) is int and index >= 0 for index in indices):
+        raise _refusal(path, f"meta: layer indices {indices}")
     lengths = _lengths(path, len(ids), arrays.get("seq_lens"))
-    slots, (served, counts) = _slots(path, meta), _server(path, meta)
+    everybody = ids.shape[1] * (experts or int(ids.max()) + 1)
+    slots = _slots(path, meta, everybody + MOST_RESERVE)
+    served, counts = _server(path, meta)
     if slots and served and not served.fits(slots[0]):
         sets = f"sets of {list(served.ways)} and {served.staged} staged"
         raise _refusal(path, f"meta: {sets} do not fit {slots[0]} slots")
@@ -133,13 +138,13 @@ def _refusal(path: Path, reason: str) -> UsageError:
     return UsageError(f"trace {path}: {reason}", hint=HINT)
 
 
-def _slots(path: Path, meta: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] | None:
-    """Slots and the ways of each set, of the server that recorded."""
+def _slots(path: Path, meta: Mapping[str, Any], most: int) -> tuple[int, tuple[int, ...]] | None:
+    """Slots, at `most` so many, and the ways of each set, of the server that recorded."""
     slots, ways = meta.get("slots"), meta.get("ways")
     if slots is None or ways is None:
         return None
     whole = isinstance(ways, list) and ways and all(type(way) is int and way > 0 for way in ways)
-    if not whole or type(slots) is not int or slots < sum(ways):
+    if not whole or type(slots) is not int or not sum(ways) <= slots <= most:
         raise _refusal(path, f"meta has no division of slots in {slots!r} and {ways!r}")
     return slots, tuple(ways)
 
@@ -249,4 +254,6 @@ def _seconds(
         raise _refusal(path, f"gate_seconds is {stored.dtype}{list(stored.shape)}")
     if len(stored) < least[0]:
         raise _refusal(path, f"{least[0]} steps, gate_seconds of {len(stored)}")
+    if not np.isfinite(stored).all():
+        raise _refusal(path, "gate_seconds are not all numbers")
     return stored.astype(np.float64)

@@ -30,6 +30,13 @@ def test_a_sequence_is_followed_through_its_positions() -> None:
     assert sequences.step == 4
 
 
+def test_a_text_that_has_ended_is_not_continued_by_another() -> None:
+    sequences = Sequences()
+    assert names(sequences, (0, 4)) == [0]  # ends after one prompt of four tokens
+    assert names(sequences, (0, 4), (0, 9)) == [1, 2]
+    assert names(sequences, (4, 1), (9, 1)) == [1, 2]
+
+
 def test_two_at_the_same_position_keep_their_order() -> None:
     sequences = Sequences()
     assert names(sequences, (0, 4), (0, 4), (0, 4)) == [0, 1, 2]

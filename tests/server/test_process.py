@@ -193,7 +193,7 @@ def test_health_is_503_until_the_model_answers() -> None:
     process.stop()
     thread.join(PATIENCE)
     assert results == [0]
-    assert gate.engine.closed
+    wait_until(lambda: gate.engine.closed, "the engine's end")
 
 
 def test_health_says_why_requests_fail(server: Running) -> None:
