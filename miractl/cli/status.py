@@ -22,7 +22,8 @@ _FIGURE = 16  # columns of the longest name and a gap
     "--over",
     type=click.FloatRange(min=0.25, max=3600),
     metavar="SECONDS",
-    help="Judge the next SECONDS instead of the time since the start of the server.",
+    help="Judge the next SECONDS instead of the time since the start of the server; the switch"
+    " latency is always that of the last 1,000.",
 )
 @json_option
 def command(url: str, over: float | None, as_json: bool) -> None:
