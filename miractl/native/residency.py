@@ -15,6 +15,8 @@ from miractl.native.library import short_calls
 from miractl.native.places import KEPT, Places, SlotPool, width_for
 from miractl.native.replay import Admission
 
+Pairs = list[list[int]]  # of expert and slot
+
 
 class Role(IntEnum):
     """What an occupied slot is for."""
@@ -77,7 +79,7 @@ class _Residency(ctypes.Structure):
     _fields_ = [
         *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "pools", "admission")),
         *((n, ctypes.c_int32) for n in ("staging_limit", "staged", "passing", "layer", "count")),
-        *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
+        *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),  # from here to `arrived`: `_window`
         *((n, ctypes.c_int32) for n in ("next", "arrived", "bet_count", "stale_count")),
         *((n, ctypes.c_int64) for n in ("evictions", "bypassed", *BetCounts._fields)),
         *((n, ctypes.c_double) for n in ("now", "decay")),
@@ -85,6 +87,13 @@ class _Residency(ctypes.Structure):
         *((n, ctypes.c_int32) for n in ("shared_sets", "width", "steps")),
         *((n, ctypes.c_void_p) for n in _SHARES),
     ]
+
+
+def _window(struct: _Residency, first: str, last: str) -> memoryview:
+    """The int32 fields from one to another."""
+    kind: Any = _Residency
+    start, end = getattr(kind, first).offset, getattr(kind, last).offset + 4
+    return memoryview(struct).cast("B")[start:end].cast("i")
 
 
 class ResidencyTable:
@@ -130,6 +139,15 @@ class ResidencyTable:
             **{name: arrays[name].ctypes.data for name in (*_POINTERS[1:], *_SHARES)},
         )
         self.address = ctypes.addressof(self._struct)
+        # Of the step, as of the last call: experts that are there with their slots, last those that
+        # had `arrived` as bets; absent ones that got a slot, with it; whether others have to wait.
+        self.here: Pairs = []
+        self.placed: Pairs = []
+        self.arrived, self.waits = 0, False
+        self._found = _window(self._struct, "here_count", "arrived")
+        self._pairs_here, self._pairs_placed, self._pairs_bet = (
+            memoryview(arrays[name]) for name in ("here", "placed", "bet")
+        )
         native = short_calls()
         self._share, self._note, self._ask = native.mira_share, native.mira_note, native.mira_ask
         self._ask_again, self._place = native.mira_ask_again, native.mira_place
@@ -222,18 +240,6 @@ class ResidencyTable:
         return count
 
     @property
-    def here(self) -> list[list[int]]:
-        """Experts of the step that are there, with their slots; last the `arrived`."""
-        count = self._struct.here_count
-        return self._arrays["here"][:count].tolist() if count else []
-
-    @property
-    def arrived(self) -> int:
-        """How many of them were bet on."""
-        count: int = self._struct.arrived
-        return count
-
-    @property
     def called(self) -> list[int]:
         """Experts of the step that were bet on and are on their way: to be called in."""
         found: list[int] = self._arrays["called"][: self._struct.called_count].tolist()
@@ -243,12 +249,6 @@ class ResidencyTable:
         """The first so many bets on the routed layer that have not begun and are not wanted."""
         found: list[int] = self._arrays["called"][:count].tolist()
         return found
-
-    @property
-    def placed(self) -> list[list[int]]:
-        """Absent experts of the step that got a slot, with it."""
-        count = self._struct.placed_count
-        return self._arrays["placed"][:count].tolist() if count else []
 
     @property
     def waiting(self) -> list[int]:
@@ -261,40 +261,41 @@ class ResidencyTable:
         kept = [expert for expert in self.waiting if expert not in experts]
         self._arrays["waiting"][: len(kept)] = kept
         self._struct.waiting_count = len(kept)
-
-    @property
-    def waits(self) -> bool:
-        """Whether somebody has to wait for the next wave."""
-        return bool(self._struct.waiting_count)
+        self.waits = bool(kept)
 
     def ask_again(self) -> int:
         """The next wave, of those that wait; the Status."""
-        status: int = self._ask_again(self.address)
-        return status
+        return self._look(self._ask_again(self.address))
 
     def place(self, skip: bool = False) -> int:
         """Bring the absent in; `skip`: whoever came short waits. The Status."""
-        status: int = self._place(self.address, skip)
+        return self._look(self._place(self.address, skip))
+
+    def _look(self, status: int) -> int:
+        """Take in what was found and placed."""
+        here, _, _, placed, waiting, _, self.arrived = self._found.tolist()
+        self.here = self._pairs_here[:here].tolist() if here else []
+        self.placed = self._pairs_placed[:placed].tolist() if placed else []
+        self.waits = waiting > 0
         return status
 
     def call_in(self, expert: int) -> None:
         """A staged expert of the step is waited for: it is staged no more."""
         self._call_in(self.address, expert)
 
-    def bet(self, layer: int, experts: Sequence[int]) -> list[list[int]]:
+    def bet(self, layer: int, experts: Sequence[int]) -> Pairs:
         """Bet on absent experts, as far as there is room: those staged, with their slots.
 
         One spare slot stays for a demand; stale bets make way, the oldest first.
         """
         given = np.array(experts, np.uint16)
         self._stage(self.address, layer, given.ctypes.data, len(given))
-        return self.fresh
+        return self.fresh(self._struct.bet_count)
 
-    @property
-    def fresh(self) -> list[list[int]]:
-        """Experts that were staged by the last call, with their slots."""
-        count = self._struct.bet_count
-        return self._arrays["bet"][:count].tolist() if count else []
+    def fresh(self, count: int) -> Pairs:
+        """The experts that were staged by the last call, so many, with their slots."""
+        found: Pairs = self._pairs_bet[:count].tolist() if count else []
+        return found
 
     @property
     def room_for_bets(self) -> int:
