@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from miractl.native.library import available
 from miractl.native.places import SlotPool
-from miractl.native.residency import BetCounts, Pairs, Progress, ResidencyTable, Role
+from miractl.native.residency import BetCounts, Pairs, ResidencyTable, Role
+from miractl.native.residency_layout import Progress
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.plain_slots import PlainSlots
@@ -162,7 +163,7 @@ class CompiledSlots(ResidencyTable):
         policy = self.policy
         self._tell(step)
         if policy.shifts:
-            self._share(self.address)
+            self._native.mira_share(self.address)
         self._note(self.address)
         if policy.rate(step):
             self._changed.fill(1)

@@ -17,7 +17,8 @@ from miractl.policy.routing import Routed
 from miractl.policy.slots import SlotTable
 from miractl.runtime.counters import Counters, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
-from miractl.runtime.transfer import BACKGROUND, Ticket, Transfers
+from miractl.runtime.ticket import BACKGROUND, Ticket
+from miractl.runtime.transfer import Transfers
 
 NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
 FILLS = 4  # experts at most that are copied for later, once the host has computed them
