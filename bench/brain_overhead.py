@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from replay_speed import drawn
 
-from miractl.native.residency import Progress, State
+from miractl.native.residency import State
+from miractl.native.residency_layout import Progress
 from miractl.output import table
 from miractl.policy.eviction import Brain
 from miractl.policy.foresight import Foresight
@@ -46,7 +47,8 @@ from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.runner import LayerRuns
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.stopwatch import Stopwatch
-from miractl.runtime.transfer import DEMAND, Ticket, TransferStats
+from miractl.runtime.ticket import DEMAND, Ticket
+from miractl.runtime.transfer import TransferStats
 from miractl.telemetry.timeline import Moved
 
 SHAPES = {  # layers, experts, k

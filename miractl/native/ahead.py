@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from miractl.native.bets import Bets, Moment
 from miractl.native.library import short_calls
-from miractl.native.residency import ResidencyTable
+from miractl.native.residency import Pairs, ResidencyTable
 
 
 class Times(ctypes.Structure):
@@ -73,7 +73,7 @@ class Ahead:
         unwanted: int = self._settle(self._address)
         return unwanted
 
-    def place(self, ahead: int, guesses: NDArray[np.float64]) -> list[list[int]]:
+    def place(self, ahead: int, guesses: NDArray[np.float64]) -> Pairs:
         """Bet on the layer so many `ahead`, nearer ones first: who is staged, with his slot.
 
         guesses [experts]: probabilities.
@@ -81,5 +81,5 @@ class Ahead:
         if guesses is not self._known:  # numpy is slow to tell an address
             self._told = np.ascontiguousarray(guesses, np.float64)
             self._known, self._known_at = guesses, self._told.ctypes.data
-        placed = self._place(self._address, ahead, self._known_at)
-        return self.table.fresh if placed else []
+        count = self._place(self._address, ahead, self._known_at)
+        return self.table.fresh(count) if count else []

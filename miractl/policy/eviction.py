@@ -180,10 +180,12 @@ class Brain:
     def __init__(self, eviction: EvictionPolicy, heat: HeatTable) -> None:
         self.eviction, self.heat = eviction, heat
         self.admission, self.worth = eviction.admission, eviction.worth
-        self.shifts = eviction.shifts
+        self.shifts, self._warms = eviction.shifts, eviction.warms
+        self._record, self._clock = eviction.record, heat.clock
+        self._last = len(self.worth) - 1
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
-        self.seconds = heat.seconds  # of its clock, when the last layer was recorded
+        self.seconds = heat.clock()  # of its clock, when the last layer was recorded
         none = np.zeros_like(self.activations)
         self._recalled = Memory(np.zeros_like(self.worth), none)  # of earlier runs
 
@@ -198,15 +200,14 @@ class Brain:
 
         The tokens are counted. Whether the worth of other layers has changed too.
         """
-        last = step.layer == len(self.worth) - 1
-        if not (last or self.eviction.warms):
-            self.seconds = self.heat.seconds
-            return self.eviction.record(step)
+        if not (self._warms or step.layer == self._last):
+            self.seconds = self._clock()
+            return self._record(step)
         self.seconds = self.heat.hold()
         try:
-            if not self.eviction.warms:
+            if not self._warms:
                 self._warm(len(step.ids))
-            return self.eviction.record(step)
+            return self._record(step)
         finally:
             self.heat.go_on()
 

@@ -48,7 +48,7 @@ class HeatTable:
     ) -> None:
         self.base_threshold, self.window, self.decay = threshold, window, decay
         self._share = top_k / experts
-        self._clock = clock
+        self.clock = clock  # seconds
         self._held: float | None = None  # time stands still
         self._score: Floats = np.zeros((layers, experts))
         self._since: Floats = np.full((layers, experts), clock())  # when decay began to run
@@ -77,14 +77,9 @@ class HeatTable:
         self._tokens += TOKENS_EWMA * (tokens - self._tokens)
         return now
 
-    @property
-    def seconds(self) -> float:
-        """The time now, of the clock."""
-        return self._clock()
-
     def hold(self) -> float:
         """Let time stand still until `go_on`; the time now, in seconds of the clock."""
-        self._held = self._clock()
+        self._held = self.clock()
         return self._held
 
     def go_on(self) -> None:
@@ -129,7 +124,7 @@ class HeatTable:
 
     def restore(self, scores: Floats) -> None:
         """Go on from the scores of an earlier run, as if no time had passed."""
-        self._score[:], self._since[:] = np.clip(scores, 0.0, 1.0), self._clock()
+        self._score[:], self._since[:] = np.clip(scores, 0.0, 1.0), self.clock()
 
     @property
     def threshold(self) -> float:
@@ -145,7 +140,7 @@ class HeatTable:
         return float(min(ceiling, self.base_threshold * spread))
 
     def _now(self) -> float:
-        return self._clock() if self._held is None else self._held
+        return self.clock() if self._held is None else self._held
 
     def _at(self, now: float, where: Any) -> Floats:
         # 1e-9: 0.3 s after 0.0 is three intervals, although 0.3 / 0.1 < 3 in floating point.

@@ -64,7 +64,8 @@ class Learned:
         self.admission, self.shifts, self.warms = admission, False, False
         self.worth: Floats = np.zeros((layers, experts))
         self._rows_of_worth = list(self.worth)
-        self._worth_at, self._row_bytes = self.worth.ctypes.data, self.worth.strides[0]
+        self._worths = [row.ctypes.data for row in self.worth]  # addresses
+        self._fractions = [layer / layers for layer in range(layers)]  # of a step
         window = window_for(slots, top)
         self.state = LearnerState(layers, experts, top, discount_for(slots, top), window=window)
         self._nearer = math.log(float(np.float32(self.state.discount)))
@@ -85,9 +86,9 @@ class Learned:
         layer = step.layer
         refreshed = layer == 0 and self._begin(step)
         if self._alone and len(step.ids) == 1:
-            ids, scores = step.addresses
-            worth = self._worth_at + layer * self._row_bytes
-            if not self._course.rate(layer, ids, scores, self._nearer_by(layer), worth):
+            ids, scores = step.at or step.addresses
+            nearer = (self._step + self._fractions[layer]) * self._nearer
+            if not self._course.rate(layer, ids, scores, nearer, self._worths[layer]):
                 raise self._unknown(step)
         else:
             self._record_several(step)
@@ -170,7 +171,7 @@ class Learned:
         if len(self._rows) < len(step.ids):
             ids, scores = step.ids[self._rows], step.scores[self._rows]
             told = Routed(layer, ids, scores, step.segments, step.step)
-        worth = self._worth_at + layer * self._row_bytes if self._alone else 0
+        worth = self._worths[layer] if self._alone else 0
         if not self._course.rate(layer, *told.addresses, self._nearer_by(layer), worth):
             raise self._unknown(told)
         if not self._alone:
@@ -181,7 +182,7 @@ class Learned:
 
     def _nearer_by(self, layer: int) -> float:
         """Layers are scored in turn, and what an older score foresees has come nearer since."""
-        return (self._step + layer / len(self.worth)) * self._nearer
+        return (self._step + self._fractions[layer]) * self._nearer
 
     def _stream(self, segment: Segment) -> Learner:
         """The learner of a sequence; that of one not seen for long makes room for a new one."""

@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from miractl.native.library import available
 from miractl.native.places import SlotPool
-from miractl.native.residency import BetCounts, Progress, ResidencyTable, Role, State, Status
+from miractl.native.residency import BetCounts, Pairs, ResidencyTable, Role
+from miractl.native.residency_layout import Progress
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
+from miractl.policy.plain_slots import PlainSlots
 from miractl.policy.routing import Routed
-from miractl.policy.staged import StagedResidency
-
-Pairs = list[list[int]]  # of expert and slot
 
 
 class SlotTable(Protocol):
@@ -34,6 +33,9 @@ class SlotTable(Protocol):
     prefetch_used: npt.NDArray[np.int64]  # those that arrived in time
     in_vain: npt.NDArray[np.int64]  # [layers]: those that were moved and wasted
     progress: Progress  # of transfers into the slots of bets
+    here: Pairs  # experts of the step that are there, with their slots: residents, then bets
+    arrived: int  # how many of them had been bet on
+    placed: Pairs  # absent experts of the step that got a slot, with it
 
     def __len__(self) -> int:
         """Occupied slots."""
@@ -67,20 +69,8 @@ class SlotTable(Protocol):
         """How many bets may be placed, stale ones making way."""
 
     @property
-    def here(self) -> Pairs:
-        """Experts of the step that are there, with their slots: residents, then the `arrived`."""
-
-    @property
-    def arrived(self) -> int:
-        """How many of them had been bet on."""
-
-    @property
     def called(self) -> list[int]:
         """Experts of the step that had been bet on and are on their way: to be called in."""
-
-    @property
-    def placed(self) -> Pairs:
-        """Absent experts of the step that got a slot, with it."""
 
     @property
     def waiting(self) -> list[int]:
@@ -170,25 +160,26 @@ class CompiledSlots(ResidencyTable):
 
     def record(self, step: Routed) -> None:
         """As the protocol says."""
+        policy = self.policy
         self._tell(step)
-        if self.policy.shifts:
-            self._share(self.address)
+        if policy.shifts:
+            self._native.mira_share(self.address)
         self._note(self.address)
-        if self.policy.rate(step):
+        if policy.rate(step):
             self._changed.fill(1)
-        self._struct.now = self.policy.seconds
+        self._struct.now = policy.seconds
 
     def ask(self, step: Routed) -> int:
         """As the protocol says."""
         if step is not self._step:
             self._tell(step)
-        status: int = self._ask(self.address)
+        status = self._ask(self.address)
         if status < 0:
             raise ValueError(f"Got ids up to {step.ids.max()} of {self.hits.shape[1]} experts")
-        return status
+        return self._look(status)
 
     def _tell(self, step: Routed) -> None:
-        ids, _ = step.addresses
+        ids, _ = step.at or step.addresses
         struct, self._step = self._struct, step
         struct.layer, struct.ids, struct.count = step.layer, ids, step.ids.size
 
@@ -213,121 +204,6 @@ class CompiledSlots(ResidencyTable):
     def members(self, role: Role) -> frozenset[ExpertKey]:
         """As the protocol says."""
         return frozenset(ExpertKey(*key) for key in np.argwhere(self._role == role).tolist())
-
-
-class PlainSlots(StagedResidency):
-    """The table in Python: the reference."""
-
-    def __init__(self, pools: Sequence[SlotPool], staging_limit: int, policy: Brain) -> None:
-        """Raises ValueError for an impossible division."""
-        super().__init__(pools, staging_limit, policy)
-        self.hits: npt.NDArray[np.int64] = np.zeros(policy.worth.shape, np.int64)
-        self.misses: npt.NDArray[np.int64] = np.zeros_like(self.hits)
-        self.here: Pairs = []
-        self.arrived = 0
-        self.called: list[int] = []
-        self.placed: Pairs = []
-        self._layer, self._needed = 0, frozenset[ExpertKey]()
-        self._absent: list[int] = []  # not placed yet, in order
-        self._waiting: list[int] = []
-
-    @property
-    def waiting(self) -> list[int]:
-        """As the protocol says."""
-        return list(self._waiting)
-
-    @property
-    def waits(self) -> bool:
-        """As the protocol says."""
-        return bool(self._waiting)
-
-    def shrink(self, index: int) -> ExpertKey:
-        """The least worthy of a set that has lost a way goes."""
-        self.evictions += 1
-        return super().shrink(index)
-
-    def ask(self, step: Routed) -> int:
-        """As the protocol says."""
-        layer, ids = step.layer, step.ids
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.hits.shape[1]:
-            raise ValueError(f"Got ids up to {ids.max()} of {self.hits.shape[1]} experts")
-        self._layer, self._waiting = layer, np.unique(ids).tolist()
-        return self._look_up(count=1)
-
-    def ask_again(self) -> int:
-        """As the protocol says."""
-        return self._look_up(count=0)
-
-    def _look_up(self, count: int) -> int:
-        keys = self.keys(self._layer, sorted(self._waiting))
-        found = self.residents(keys)
-        states = {
-            key: State(self.progress.state[self._staged[key]])
-            for key in keys
-            if key in self._staged
-        }
-        self._needed, self._waiting, self.placed = frozenset(keys), [], []
-        self.here = [[key.expert, slot] for key, slot in found.items()]
-        self._absent = [key.expert for key in keys if self.slot(key) is None]
-        for key in keys:
-            is_there = key in found or states.get(key) is State.DONE
-            (self.hits if is_there else self.misses)[key] += count
-        arrived = [key for key, state in states.items() if state is State.DONE]
-        self.arrived = len(arrived)
-        for key in arrived:
-            self.here.append([key.expert, self.use(key, self._needed, "used")])
-        for key in (key for key, state in states.items() if state is State.FAILED):
-            self.drop(key)
-            self._absent.append(key.expert)
-        self.called = [key.expert for key in keys if key in self._staged]
-        return Status.CALLED if self.called else self.place()
-
-    def place(self, skip: bool = False) -> int:
-        """As the protocol says."""
-        while self._absent:
-            key = ExpertKey(self._layer, self._absent[0])
-            place = None if skip else self.demand(key, self._needed)
-            if place is None and not skip and self.has_bets(self._layer):
-                return Status.SHORT
-            skip = False
-            self._absent.pop(0)
-            if place is None:
-                self._waiting.append(key.expert)
-                continue
-            self.evictions += place.evicted is not None
-            self.bypassed += place.role is Role.TRANSIT
-            self.placed.append([key.expert, place.slot])
-        return Status.PLACED
-
-    def call_in(self, expert: int) -> None:
-        """As the protocol says."""
-        self.use(ExpertKey(self._layer, expert), self._needed, "late")
-
-    def slot_of(self, key: ExpertKey) -> int | None:
-        """As the protocol says."""
-        return self.slot(key)
-
-    def is_resident(self, key: ExpertKey) -> bool:
-        """As the protocol says."""
-        return self.has(key, Role.RESIDENT)
-
-    def is_staged(self, key: ExpertKey) -> bool:
-        """As the protocol says."""
-        return self.has(key, Role.STAGED)
-
-    def dismiss(self, experts: Collection[int]) -> None:
-        """As the protocol says."""
-        self._waiting = [expert for expert in self._waiting if expert not in experts]
-
-    @property
-    def passing(self) -> int:
-        """As the protocol says."""
-        return len(self._transit)
-
-    def end_transit(self) -> None:
-        """As the protocol says."""
-        for key in reversed(list(self._transit)):
-            self.release(key)
 
 
 def one_pool(slots: int, ways: Sequence[int], policy: Brain) -> tuple[SlotPool]:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.places import SlotPool
-from miractl.native.residency import BetCounts, Progress, Role, State
+from miractl.native.residency import BetCounts, Role, State
+from miractl.native.residency_layout import Progress
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency

@@ -10,19 +10,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import numpy as np
 
-from miractl.native.residency import State, Status
+from miractl.native.residency import Pairs, State, Status
 from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Probabilities
 from miractl.policy.routing import Routed
-from miractl.policy.slots import Pairs, SlotTable
+from miractl.policy.slots import SlotTable
 from miractl.runtime.counters import Counters, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
-from miractl.runtime.transfer import BACKGROUND, Ticket, Transfers
+from miractl.runtime.ticket import BACKGROUND, Ticket
+from miractl.runtime.transfer import Transfers
 
 NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
 FILLS = 4  # experts at most that are copied for later, once the host has computed them
 NOBODY: Sequence[int] = ()
 NONE: Mapping[int, int] = {}
+DONE = State.DONE  # looked up once
 UNDER_WAY, ENDED = (State.QUEUED, State.RUNNING), (State.DONE, State.FAILED)
 
 
@@ -70,10 +72,10 @@ class ExpertCache:
 
     def issue(self, layer: int, bets: Pairs, guesses: Probabilities) -> None:
         """Bring staged experts of a layer, the likelier first. The caller holds the lock."""
-        keys, progress = self._keys[layer], self.residency.progress
+        keys, progress, tickets = self._keys[layer], self.residency.progress, self._tickets
+        submit, guess = self.transfers.submit, guesses.item
         for expert, slot in bets:
-            key, rank = keys[expert], 1 - float(guesses[expert])
-            self._tickets[slot] = self.transfers.submit(key, slot, rank, progress)
+            tickets[slot] = submit(keys[expert], slot, 1 - guess(expert), progress)
 
     def cancel_bets(self, layer: int, experts: Iterable[int]) -> None:
         """End bets on a layer that have not begun. The caller holds the lock."""
@@ -90,9 +92,9 @@ class ExpertCache:
         group's slots are good until the next one is asked for. `then` is called when all demands
         are on their way. Raises what a transfer raised.
         """
-        table, tokens, asked, self.computed = self.residency, NONE, self._clock(), 0
-        if self._host is not None:
-            tokens = Counter(step.ids.reshape(-1).tolist())
+        table, host, clock, punch = self.residency, self._host, self._clock, self._punch
+        tokens = NONE if host is None else Counter(step.ids.reshape(-1).tolist())
+        self.computed, asked = 0, clock()
         self.transfers.poll()
         with self.lock:
             here, left, waiting = self._find(step, tokens, table.ask(step))
@@ -101,21 +103,21 @@ class ExpertCache:
         while True:
             try:
                 if here:
-                    self._punch("hits")
-                    began = self._clock()
+                    punch("hits")
+                    began = clock()
                     yield here
-                    self.spent, self.computed = self._clock() - began, len(here)
-                    if self._host is not None:
-                        self._host.computed([e for e, _ in here], tokens, self.spent)
-                if left and self._host is not None:
-                    self._punch("misses")
-                    began = self._clock()
+                    self.spent, self.computed = clock() - began, len(here)
+                    if host is not None:
+                        host.computed([e for e, _ in here], tokens, self.spent)
+                if left and host is not None:
+                    punch("misses")
+                    began = clock()
                     yield [[expert, NOWHERE] for expert in left]
-                    self._host.computed(left, tokens, self._clock() - began)
+                    host.computed(left, tokens, clock() - began)
                 while waiting:
-                    self._punch("waiting")
+                    punch("waiting")
                     arrived, waiting = self._arrived(waiting, asked)
-                    self._punch("misses")
+                    punch("misses")
                     yield [[ticket.key.expert, ticket.slot] for ticket in arrived]
             except BaseException:  # the generator was closed, or a transfer failed
                 self._abandon(waiting)
@@ -126,28 +128,29 @@ class ExpertCache:
                         table.end_transit()
             if not table.waits:
                 break
-            self._punch("decide")
-            asked = self._clock()
+            punch("decide")
+            asked = clock()
             self.transfers.poll()
             with self.lock:
                 self._counters.waves += 1
                 here, left, waiting = self._find(step, tokens, table.ask_again())
-        self._punch("sum")
+        punch("sum")
 
     def _arrived(self, waiting: list[Ticket], asked: float) -> tuple[list[Ticket], list[Ticket]]:
         """Those of `waiting` whose bytes are there, at least one, and the rest.
 
         `asked` is the time of the demand. Raises what a transfer raised.
         """
+        wait = self.transfers.wait
         self.transfers.poll()
-        if not any(ticket.state is State.DONE for ticket in waiting):
-            self.transfers.wait(waiting[0])
-        arrived = [ticket for ticket in waiting if ticket.state is State.DONE]
+        arrived = [ticket for ticket in waiting if ticket.state is DONE]
+        if not arrived:
+            wait(waiting[0])
+            arrived = [ticket for ticket in waiting if ticket.state is DONE]
         for ticket in arrived:
-            self.transfers.wait(ticket)
+            wait(ticket)
         with self.lock:
-            for ticket in arrived:
-                self.switches.add(max(0.0, ticket.finished_at - asked))
+            self.switches.add([ticket.finished_at - asked for ticket in arrived])
         if len(arrived) == len(waiting):
             return arrived, []
         return arrived, [ticket for ticket in waiting if ticket not in arrived]
@@ -162,8 +165,8 @@ class ExpertCache:
         table, keys = self.residency, self._keys[step.layer]
         here, left = table.here, NOBODY
         coming: dict[ExpertKey, Ticket] = {}
-        if arrived := table.arrived:
-            for _, slot in here[-arrived:]:
+        if table.arrived:
+            for _, slot in here[-table.arrived :]:
                 self.transfers.wait(self._tickets[slot])
         if self._filling:
             coming = self._filled(keys, here)
@@ -175,12 +178,12 @@ class ExpertCache:
             placed, left = self._leave(keys, placed, coming, tokens)
         if coming:
             self._await(coming)
-        if not placed:
-            return here, left, [*coming.values()]
-        self._counters.copied += len(placed)
-        submit = self.transfers.submit
-        asked = [submit(keys[expert], slot) for expert, slot in placed]
-        return here, left, [*coming.values(), *asked]
+        waiting = [*coming.values()]
+        if placed:
+            self._counters.copied += len(placed)
+            submit = self.transfers.submit
+            waiting += [submit(keys[expert], slot) for expert, slot in placed]
+        return here, left, waiting
 
     def _await(self, coming: dict[ExpertKey, Ticket]) -> None:
         """Transfers under way are waited for."""

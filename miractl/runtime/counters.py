@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from miractl.telemetry.snapshot import SWITCH_BUCKETS, SwitchFacts
@@ -36,12 +37,14 @@ class SwitchTimes:
     buckets: list[int] = field(default_factory=lambda: [0] * (len(SWITCH_BUCKETS) + 1))
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def add(self, seconds: float) -> None:
-        """Record one switch."""
-        self.count += 1
-        self.total += seconds
-        self.buckets[bisect_left(SWITCH_BUCKETS, seconds)] += 1
-        self.recent.append(seconds)
+    def add(self, switches: Iterable[float]) -> None:
+        """Record some switches; what was there before it was asked for took no time."""
+        for seconds in switches:
+            taken = seconds if seconds > 0 else 0.0
+            self.count += 1
+            self.total += taken
+            self.buckets[bisect_left(SWITCH_BUCKETS, taken)] += 1
+            self.recent.append(taken)
 
     def facts(self, expected_seconds: float | None) -> SwitchFacts:
         """The histogram and the percentiles of the recent switches."""

@@ -15,9 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from miractl.native.residency import Progress, State
+from miractl.native.residency import State
+from miractl.native.residency_layout import Progress
 from miractl.policy.keys import ExpertKey
-from miractl.runtime.transfer import BACKGROUND, DEMAND, Ticket, TransferStats
+from miractl.runtime.ticket import BACKGROUND, DEMAND, Ticket
+from miractl.runtime.transfer import TransferStats
 
 OVERSLEEP = 100e-6  # seconds that the operating system may let one sleep too long
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from miractl.native.residency import State
 from miractl.policy.keys import ExpertKey
 from miractl.policy.placement import Missing, Place, Rates, place
-from miractl.runtime.transfer import Ticket, Transfers
+from miractl.runtime.ticket import Ticket
+from miractl.runtime.transfer import Transfers
 
 MODES = ("auto", "on", "off")
 

@@ -80,6 +80,7 @@ class Lookahead:
         self._places: tuple[int, int | None] | None = None
         self._guess: Probabilities = np.zeros(experts)
         self._told = Foretold(self._guess)
+        self._layers, self._shape = len(routers), torch.Size()
 
     def observe(self, step: Routed, hidden: torch.Tensor) -> None:
         """Keep the states [T, H] until they are asked about."""
@@ -91,16 +92,19 @@ class Lookahead:
         It is asked in the mode of the step, without gradients. Overwritten by the next guess.
         """
         layer = self._layer + ahead
-        if layer >= len(self._routers):
+        if layer >= self._layers:
             return None
         answer = self._routers[layer](self._hidden)
         if self._places is None:
             self._places = _places(answer)
         where, beside = self._places
-        ids = plain(answer[where], torch.int64)
+        ids, told = plain(answer[where], torch.int64), self._told
         weights = None if beside is None else plain(answer[beside], torch.float32)
-        told, top = self._told, ids.shape[-1]
-        told.ids, told.tokens, told.top = ids.data_ptr(), ids.numel() // top, top
+        if ids.shape != self._shape:
+            self._shape = ids.shape
+            told.top = ids.shape[-1]
+            told.tokens = ids.numel() // told.top
+        told.ids = ids.data_ptr()
         told.weights = None if weights is None else weights.data_ptr()
         told.take()
         return self._guess

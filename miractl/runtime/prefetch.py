@@ -11,7 +11,7 @@ from typing import Any
 from miractl.native.ahead import Ahead
 from miractl.native.bets import Bets, BetsState
 from miractl.native.residency import ResidencyTable
-from miractl.policy.prediction import Predictor, Probabilities
+from miractl.policy.prediction import Predictor
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
 
@@ -44,14 +44,14 @@ class Prefetcher:
 
     def settle(self, step: Routed) -> None:
         """What became of the bets on this layer, before its experts are asked for."""
-        cache, times = self._cache, self.ahead.times
-        queue = cache.transfers
+        cache, ahead = self._cache, self.ahead
+        queue, times = cache.transfers, ahead.times
         queue.poll()
         times.now, times.waited = self._clock(), queue.stats.waited_seconds
         times.transfer, times.prompt = queue.seconds_each, len(step.ids) > len(step.segments)
         times.spent, times.computed = cache.spent, cache.computed
         with cache.lock:
-            unwanted = self.ahead.settle()
+            unwanted = ahead.settle()
             if unwanted:
                 cache.cancel_bets(step.layer, self._table.unwanted(unwanted))
 
@@ -60,29 +60,26 @@ class Prefetcher:
 
         Where deciding takes longer than all that is missing would be waited for, there are none.
         """
-        self.predictor.observe(step, hidden)
-        times, queue, deciding = self.ahead.times, self._cache.transfers, self._deciding
+        predictor, cache, deciding = self.predictor, self._cache, self._deciding
+        predictor.observe(step, hidden)
+        times, queue, clock = self.ahead.times, cache.transfers, self._clock
         each = queue.seconds_each
         if times.stall < deciding and self._skipped < SKIPS:
             self._skipped += 1
             return
-        self._skipped, began = 0, self._clock()
+        self._skipped, began = 0, clock()
         times.now, times.transfer = began, each
         times.demands, times.under_way = queue.pending
         for ahead in self._reach:
             # A transfer that takes less than the layers between can be begun later.
             if ahead > 1 and each < (ahead - 1) * times.at.compute:
                 break
-            guess = self.predictor.guess(ahead)
+            guess = predictor.guess(ahead)
             if guess is None:
                 break
-            self._place(step.layer + ahead, ahead, guess)
-        seconds = self._clock() - began
+            with cache.lock:
+                placed = self.ahead.place(ahead, guess)
+                if placed:
+                    cache.issue(step.layer + ahead, placed, guess)
+        seconds = clock() - began
         self._deciding = deciding + RATE * (seconds - deciding) if deciding else seconds
-
-    def _place(self, layer: int, ahead: int, guess: Probabilities) -> None:
-        cache = self._cache
-        with cache.lock:
-            placed = self.ahead.place(ahead, guess)
-            if placed:
-                cache.issue(layer, placed, guess)

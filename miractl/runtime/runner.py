@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -29,7 +28,7 @@ class LayerRuns:
         stopwatch: Stopwatch,
         recording: Recording | None = None,
     ) -> None:
-        self.stopwatch = stopwatch
+        self.stopwatch, self._punch = stopwatch, stopwatch.begin
         self.cache, self.compute, self.prefetcher = cache, compute, prefetcher
         self.sequences, self.recording = sequences, recording
         self._one_at_a_time = threading.Lock()
@@ -46,13 +45,12 @@ class LayerRuns:
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.run(layer, module, x, ids, scores)
-        self.stopwatch.begin("decide")
+        punch = self._punch
+        punch("decide")
         try:
             with self._one_at_a_time:
-                step, then = self._record(layer, x, ids, scores), None
-                if self.prefetcher is not None:
-                    self.prefetcher.settle(step)
-                    then = partial(self.prefetcher.bet, step, x)
+                step = self._record(layer, x, ids, scores)
+                then = None if self.prefetcher is None else self._settle(self.prefetcher, step, x)
                 if len(step.ids) > 1:
                     result = self._split(module, x, step, scores, then)
                 else:
@@ -61,7 +59,18 @@ class LayerRuns:
                     self.recording.computed()
                 return result
         finally:
-            self.stopwatch.begin("attention")
+            punch("attention")
+
+    @staticmethod
+    def _settle(prefetcher: Prefetcher, step: Routed, x: torch.Tensor) -> Callable[[], None]:
+        """Settle the bets on the layer; what bets on those after it."""
+        prefetcher.settle(step)
+        bet = prefetcher.bet
+
+        def then() -> None:
+            bet(step, x)
+
+        return then
 
     def _split(
         self,
@@ -88,9 +97,9 @@ class LayerRuns:
     ) -> torch.Tensor:
         """Some of the step's tokens; `then` is called when their demands are on their way."""
         ids = step.ids
-        experts = len(set(ids.reshape(-1).tolist()))
+        flat = ids.tolist()[0] if len(ids) == 1 else ids.reshape(-1).tolist()
         groups = self.cache.serve(step, then)
-        return self.compute.mix(step.layer, module, x, ids, scores, experts, groups)
+        return self.compute.mix(step.layer, module, x, ids, scores, len(set(flat)), groups)
 
     @staticmethod
     def _limit(step: Routed, x: torch.Tensor) -> int:

@@ -41,9 +41,12 @@ class Stopwatch:
 
     def begin(self, part: str) -> None:
         """What follows belongs to `part`. Outside of a step nothing is timed."""
-        if (ends := self.part) is not None:
-            self.part, since, self._since = part, self._since, self._clock()
-            self._seconds[ends] += self._since - since
+        ends = self.part
+        if ends is not None:
+            now = self._clock()
+            self._seconds[ends] += now - self._since
+            self._since = now
+            self.part = part
 
     def step_begins(self, tokens: int, sequences: int, goes_on: bool) -> None:
         """A pass through the model begins. `goes_on`: with a sequence of the pass before."""

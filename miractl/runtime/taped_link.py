@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from miractl.native.residency import Progress, State
+from miractl.native.residency import State
+from miractl.native.residency_layout import Progress
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.tape import NANOSECONDS, Kind, Numbers, PartedError, Tape, TapedClock, confirm
-from miractl.runtime.transfer import DEMAND, Ticket, Transfers, TransferStats
+from miractl.runtime.ticket import DEMAND, Ticket
+from miractl.runtime.transfer import Transfers, TransferStats
 
 STATES = tuple(State)
 MOVED = (State.DONE, State.FAILED)

@@ -9,14 +9,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from miractl.native.residency import Progress, State
+from miractl.native.residency import State
+from miractl.native.residency_layout import Progress
 from miractl.policy.keys import ExpertKey
+from miractl.runtime.ticket import DEMAND, Ticket
 
-DEMAND = -1.0  # sorts before every bet, whose rank is 1 - probability
-BACKGROUND = 2.0  # sorts behind every bet
 SECONDS_RATE = 0.1  # of the average time of a transfer
 CLOSE_SECONDS = 2.0  # that workers are waited for: a read from a disk that hangs never ends
 
@@ -31,46 +31,6 @@ class Mover(Protocol):
 
     def arrive(self, slot: int) -> None:
         """Make the computing thread wait until the slot's bytes are there."""
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One transfer. Its fields change only under the queue's lock."""
-
-    key: ExpertKey
-    slot: int
-    rank: float = DEMAND
-    progress: Progress | None = None  # to be told of it as well
-    state: State = State.QUEUED
-    error: BaseException | None = None
-    began_at: float = 0.0  # clock's time, once begun
-    finished_at: float = 0.0  # clock's time, once finished
-    finished: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def is_demand(self) -> bool:
-        """Whether a step waits for it."""
-        return self.rank == DEMAND
-
-    def begin(self, now: float) -> None:
-        """It is being carried out."""
-        self.began_at, self.state = now, State.RUNNING
-        if self.progress is not None:
-            self.progress.began[self.slot] = now
-            self.progress.state[self.slot] = State.RUNNING
-
-    def end(self, now: float, state: State) -> None:
-        """It is done or has failed."""
-        self.finished_at, self.state = now, state
-        if self.progress is not None:
-            self.progress.finished[self.slot] = now
-            self.progress.state[self.slot] = state
-
-    def cancel(self) -> None:
-        """It will not be carried out: its slot is somebody else's from now on."""
-        self.state = State.CANCELLED
-        if self.progress is not None:
-            self.progress.state[self.slot] = State.CANCELLED
 
 
 @dataclass(slots=True)

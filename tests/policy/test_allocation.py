@@ -12,9 +12,10 @@ from miractl.policy.allocation import EVERY, KEPT, Allocation
 from miractl.policy.eviction import Brain, LeastOftenUsed, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
+from miractl.policy.plain_slots import PlainSlots
 from miractl.policy.registry import make_policy
 from miractl.policy.routing import Routed, Segment
-from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable, one_pool
+from miractl.policy.slots import CompiledSlots, SlotTable, one_pool
 from miractl.simulate import reference
 
 EXPERTS, TOP = 12, 2

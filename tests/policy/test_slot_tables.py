@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from miractl.native.places import SlotPool
 from miractl.native.residency import Role, State, Status
 from miractl.policy.eviction import Brain
-from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable, one_pool
+from miractl.policy.plain_slots import PlainSlots
+from miractl.policy.slots import CompiledSlots, SlotTable, one_pool
 from tests.policy.test_residency import EXPERTS, LAYERS, POLICIES, pools, routed
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -19,7 +19,7 @@ from miractl.runtime.emulated import EmulatedLink
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.host_tier import HostTier, refuse_too_large
 from miractl.runtime.packing import pack
-from miractl.runtime.transfer import BACKGROUND
+from miractl.runtime.ticket import BACKGROUND
 from miractl.telemetry.snapshot import Snapshot
 from tests.runtime.models import make_model, options
 

@@ -11,8 +11,9 @@ from miractl.native.places import SlotPool
 from miractl.native.residency import State
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
+from miractl.policy.plain_slots import PlainSlots
 from miractl.policy.routing import Routed, Segment
-from miractl.policy.slots import CompiledSlots, PlainSlots, SlotTable, one_pool
+from miractl.policy.slots import CompiledSlots, SlotTable, one_pool
 from miractl.simulate.betting import ReferenceAhead, ReferenceBets
 from tests.policy.test_slot_tables import same
 

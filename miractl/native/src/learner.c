@@ -151,10 +151,17 @@ static void expect(const mira_learner *m, int32_t kind, int32_t layer, const uin
                    float *x)
 {
     const float *totals = totals_of(m, kind, layer);
+    const float *rows[ROWS];
+    float shares[ROWS];
     memset(x, 0, m->lanes * sizeof *x);
-    for (int32_t i = 0; i < m->top; i++)
-        vector_add_scaled(x, counts_of(m, kind, layer, from[i]), 1.0f / m->top / totals[from[i]],
-                          m->lanes);
+    for (int32_t i = 0, count; i < m->top; i += count) {
+        count = m->top - i < ROWS ? m->top - i : ROWS;
+        for (int32_t j = 0; j < count; j++) {
+            rows[j] = counts_of(m, kind, layer, from[i + j]);
+            shares[j] = 1.0f / m->top / totals[from[i + j]];
+        }
+        vector_add_scaled_rows(x, rows, shares, count, m->lanes);
+    }
 }
 
 static void describe(mira_learner *m, int32_t layer, const uint16_t *ids)
@@ -213,8 +220,10 @@ static void score(const mira_learner *m, int64_t token, int32_t layer, float *z)
         memcpy(z, m->begun + (size_t)layer * m->lanes, m->lanes * sizeof *z);
     else
         begin_score(m, token, layer, z);
+    const float *features[MIRA_FEATURES];
     for (int32_t f = 0; f < MIRA_FEATURES; f++)
-        vector_add_scaled(z, x + f * m->lanes, m->weights[f], m->lanes);
+        features[f] = x + f * m->lanes;
+    vector_add_scaled_rows(z, features, m->weights, MIRA_FEATURES, m->lanes);
     add_rows(m, token, layer, 0, OF_TOKEN - 1, z);
 }
 

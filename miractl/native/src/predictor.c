@@ -56,13 +56,28 @@ static void follow(const mira_predictor *p, int32_t layer, int32_t s)
         memcpy(x, hint(p, layer, S + s - 1), p->lanes * sizeof *x);
         return;
     }
-    const float *totals = p->totals + row(p, layer, s);
+    const float *totals = p->totals + row(p, layer, s), *rows[ROWS];
+    const float *counts = p->counts + row(p, layer, s) * p->experts;
+    float shares[ROWS];
     memset(x, 0, p->lanes * sizeof *x);
-    for (int32_t i = 0; i < p->top; i++) {
-        const float *after = p->counts + row(p, layer, s) * p->experts + (size_t)from[i] * p->lanes;
-        vector_add_scaled(x, after, 1.0f / p->top / totals[from[i]], p->lanes);
+    for (int32_t i = 0, count; i < p->top; i += count) {
+        count = p->top - i < ROWS ? p->top - i : ROWS;
+        for (int32_t j = 0; j < count; j++) {
+            rows[j] = counts + (size_t)from[i + j] * p->lanes;
+            shares[j] = 1.0f / p->top / totals[from[i + j]];
+        }
+        vector_add_scaled_rows(x, rows, shares, count, p->lanes);
     }
     vector_log(x, p->lanes);
+}
+
+/* Add hints [first, end) by their weights. */
+static void add_hints(const mira_predictor *p, int32_t layer, int32_t first, int32_t end, float *z)
+{
+    const float *hints[MIRA_HINTS];
+    for (int32_t h = first; h < end; h++)
+        hints[h - first] = hint(p, layer, h);
+    vector_add_scaled_rows(z, hints, p->weights + first, end - first, p->lanes);
 }
 
 static void add_rows(const mira_predictor *p, int32_t layer, int32_t s, float *z)
@@ -86,8 +101,7 @@ static void begin_score(const mira_predictor *p, int32_t layer)
     vector_log(hint(p, layer, 0), S * p->lanes);
     follow(p, layer, 0);
     memset(z, 0, p->lanes * sizeof *z);
-    for (int32_t h = 0; h <= S; h++)
-        vector_add_scaled(z, hint(p, layer, h), p->weights[h], p->lanes);
+    add_hints(p, layer, 0, S + 1, z);
     add_rows(p, layer, 0, z);
 }
 
@@ -101,8 +115,7 @@ void mira_predict(mira_predictor *p, int32_t layer)
         follow(p, layer, s);
     for (int32_t e = 0; e < p->lanes; e++)
         one[e] = 1;
-    for (int32_t h = S + 1; h < MIRA_HINTS; h++)
-        vector_add_scaled(z, hint(p, layer, h), p->weights[h], p->lanes);
+    add_hints(p, layer, S + 1, MIRA_HINTS, z);
     for (int32_t s = 1; s < S; s++)
         add_rows(p, layer, s, z);
 }

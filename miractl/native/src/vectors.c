@@ -79,6 +79,21 @@ WIDE void vector_add_rows(float *restrict y, const float *const *rows, int32_t c
     }
 }
 
+WIDE void vector_add_scaled_rows(float *restrict y, const float *const *rows, const float *factors,
+                                 int32_t count, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += LANES) {
+        float sum[LANES];
+        for (int32_t j = 0; j < LANES; j++)
+            sum[j] = y[i + j];
+        for (int32_t r = 0; r < count; r++)
+            for (int32_t j = 0; j < LANES; j++)
+                sum[j] += factors[r] * rows[r][i + j];
+        for (int32_t j = 0; j < LANES; j++)
+            y[i + j] = sum[j];
+    }
+}
+
 WIDE void vector_add(float *restrict y, const float *restrict x, int32_t n)
 {
     for (int32_t i = 0; i < n; i++)

@@ -15,6 +15,8 @@ void vector_residuals(float *restrict x, const float *restrict y, int32_t n);
 
 /* Rows one after the other; n is a multiple of 8. */
 void vector_add_rows(float *restrict y, const float *const *rows, int32_t count, int32_t n);
+void vector_add_scaled_rows(float *restrict y, const float *const *rows, const float *factors,
+                            int32_t count, int32_t n);
 void vector_add(float *restrict y, const float *restrict x, int32_t n);
 void vector_add_scaled(float *restrict y, const float *restrict x, float factor, int32_t n);
 
