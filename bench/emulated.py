@@ -1,7 +1,7 @@
 """What a link costs and what hides it: copies, bets and host compute on an emulated link.
 
     python bench/emulated.py PACKED [PACKED ...] [--memory 25%] [--repeat 5] [--faster 1 40]
-                             [--json FILE]
+                             [--out FILE]
 
 For each packed folder, each rate and each device: prefetch on and off without host compute, then
 host compute, in turns, each round with another prompt. Time is that of the processor plus that of
@@ -24,7 +24,6 @@ are the same processor as.
 
 import argparse
 import itertools
-import json
 import statistics
 import threading
 import time
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from write_benchmarks import save_table
 
 from miractl.probe.spread import Spread
 from miractl.profiles import PARAMETERS
@@ -45,6 +45,16 @@ from miractl.units import format_rate, format_seconds, parse_rate
 
 RATES = ("31.5GB/s", "7.88GB/s")  # of an A10 in an x16 and an x4 slot
 ON_DEVICE = ("hits", "misses")  # parts of a step that a device takes over
+TITLE = "Copies over an emulated link, a quarter of the experts in slots"
+NOTE = (
+    "bench/emulated.py, {rounds} rounds, each with another prompt. Device: how many times as fast "
+    "as one core here experts are computed. Waiting: share of the time without bets in which they "
+    "are waited for, the most that bets could save. Hidden: share of the copies' time that nobody "
+    "waits for, without bets and with. Prefetch: time with bets over time without. Host: time with "
+    "host compute over time without it, both with bets, the host being the device."
+)
+HEADERS = ("model", "link", "device", "a copy", "an expert", "hits, without / with bets", "waiting")
+HEADERS += ("hidden without", "hidden with", "prefetch", "host")
 CASES = {  # name -> prefetch, host compute
     "off": (False, "off"),
     "bets": (True, "off"),
@@ -197,6 +207,27 @@ def _words(found: dict[str, Any]) -> str:
     )
 
 
+def _row(found: dict[str, Any]) -> list[str]:
+    def shown(figures: dict[str, float] | None) -> str:
+        return "{median:.3f} ({low:.3f}-{high:.3f})".format(**figures) if figures else "n/a"
+
+    laps = {name: rows[len(rows) // 2] for name, rows in found["rounds"].items()}
+    hits = [laps[name]["hits"] / laps[name]["lookups"] for name in ("off", "bets")]
+    return [
+        found["model"],
+        format_rate(found["emulated_link_bytes_per_second"]),
+        f"{found['device_times_faster']:g}",
+        format_seconds(found["copy_seconds"]),
+        format_seconds(found["expert_seconds"]),
+        " / ".join(f"{share:.0%}" for share in hits),
+        shown(found["waiting"]),
+        shown(found["hidden"]["off"]),
+        shown(found["hidden"]["bets"]),
+        shown(found["prefetch"]),
+        shown(found["host"]),
+    ]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -208,7 +239,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rates", nargs="+", default=RATES)
     parser.add_argument("--faster", nargs="+", type=float, default=[1, 40])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, help="a file in bench/results")
     args = parser.parse_args()
     quiet_transformers()
     torch.set_num_threads(1)
@@ -218,8 +249,8 @@ def main() -> None:
             case = measure(folder, args.memory, rate, faster, args.repeat, args.tokens)
             print(_words(case), flush=True)
             found.append(case)
-    if args.json:
-        args.json.write_text(json.dumps({"schema": "miractl.bench.emulated/1", "runs": found}))
+    if args.out:
+        save_table(args.out, TITLE, NOTE.format(rounds=args.repeat), HEADERS, [*map(_row, found)])
 
 
 if __name__ == "__main__":

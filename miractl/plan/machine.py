@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from miractl.errors import MiractlError, UsageError
 from miractl.probe.devices import Gpu, MemoryUse
-from miractl.probe.facts import HardwareSnapshot
+from miractl.probe.facts import HardwareSnapshot, Host
 from miractl.probe.pci import link_rate
 from miractl.probe.visible import visible
 from miractl.profiles import Profile
@@ -128,14 +128,6 @@ def machine_for(
     return _with_given(machine, given)
 
 
-def without(machine: PlanMachine, own: int) -> PlanMachine:
-    """The machine as it would be without `own` bytes of this process: a plan counts them itself."""
-    total, free = machine.host_memory, machine.host_free
-    if not total.is_known or not free.is_known:
-        return machine
-    return replace(machine, host_free=Quantity(min(total.size, free.size + own), free.origin))
-
-
 def _host(snapshot: HardwareSnapshot | None) -> PlanMachine:
     machine = PlanMachine(name="this machine, no GPU", device="cpu")
     if snapshot is None:
@@ -145,7 +137,7 @@ def _host(snapshot: HardwareSnapshot | None) -> PlanMachine:
         machine = replace(
             machine,
             host_memory=Quantity(host.limit, origin),
-            host_free=UNKNOWN if host.free is None else Quantity(host.free, origin),
+            host_free=UNKNOWN if host.free is None else Quantity(_free(host), origin),
             pin_budget=host.pin_budget,
         )
     if snapshot.cpu is not None:
@@ -159,6 +151,11 @@ def _host(snapshot: HardwareSnapshot | None) -> PlanMachine:
         capped = WSL_PIN if budget is None else min(budget, WSL_PIN)
         machine = replace(machine, pin_budget=capped, notes=(note,))
     return machine
+
+
+def _free(host: Host) -> int:
+    """What can be taken, and what this process has taken already: a plan counts that by itself."""
+    return min(host.limit, (host.free or 0) + (host.own or 0))
 
 
 def _pick(snapshot: HardwareSnapshot, device: str) -> Gpu | None:

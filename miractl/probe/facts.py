@@ -41,6 +41,7 @@ class Host:
     hugepage_bytes: int | None
     groups: tuple[MemoryGroup, ...]  # those that limit, own group first
     memlock: Limit | None  # RLIMIT_MEMLOCK, soft
+    own: int | None = None  # what this process has of it, libraries included
 
     @property
     def limit(self) -> int:

@@ -2,8 +2,6 @@
 
 import re
 
-import psutil
-
 from miractl.probe.cgroup import memory_groups
 from miractl.probe.facts import Host, Limit
 from miractl.probe.machine import Machine
@@ -26,6 +24,15 @@ def _memlock(machine: Machine) -> Limit | None:
     return None if match is None else "max" if match[1] == "unlimited" else int(match[1])
 
 
+def _own(machine: Machine) -> int | None:
+    try:
+        text = machine.read_text("/proc/self/status")
+    except OSError:
+        return None
+    match = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
+    return None if match is None else int(match[1]) * 1024
+
+
 def probe(machine: Machine) -> Host:
     """Raises OSError or KeyError without a usable /proc/meminfo."""
     info = _meminfo(machine)
@@ -38,9 +45,5 @@ def probe(machine: Machine) -> Host:
         hugepage_bytes=info.get("Hugepagesize"),
         groups=memory_groups(machine),
         memlock=_memlock(machine),
+        own=_own(machine),
     )
-
-
-def own_bytes() -> int:
-    """What this process has in memory, libraries included."""
-    return int(psutil.Process().memory_info().rss)

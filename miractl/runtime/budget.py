@@ -8,10 +8,9 @@ import torch
 
 from miractl.native.layout import MatrixShape
 from miractl.plan.books import CUDA_CONTEXT
-from miractl.plan.machine import PlanMachine, Quantity, machine_for, without
+from miractl.plan.machine import PlanMachine, Quantity, machine_for
 from miractl.plan.pools import PoolPlan
 from miractl.plan.sizes import Sizes, slots_asked, slots_left
-from miractl.probe.host import own_bytes
 from miractl.probe.snapshot import take
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def sizes_of(
 def this_machine(device: torch.device) -> PlanMachine:
     """The machine as far as slots on `device` ask; a GPU's memory as torch sees it."""
     if device.type != "cuda":
-        return without(machine_for(take(), device="cpu"), own_bytes())
+        return machine_for(take(), device="cpu")
     free, total = torch.cuda.mem_get_info(device)
     free = min(total, free + CUDA_CONTEXT)  # which asking has made
     name = torch.cuda.get_device_name(device)

@@ -254,6 +254,11 @@ class Engine:
         machine = timing.machine(self, self._memory_rate)
         return Timeline(self.options.model_id, machine, tuple(self.stopwatch.steps)[-last:])
 
+    @property
+    def writes(self) -> bool:
+        """Whether `close` writes what was recorded or learned."""
+        return self.recording is not None or self.options.warm_heat is not None
+
     def close(self) -> None:
         """Stop the threads, keep what was learned and recorded, close the checkpoint's files."""
         self.cache.transfers.close()

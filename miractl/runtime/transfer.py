@@ -7,6 +7,7 @@ miss never pays for a thread switch. Times are seconds of the injected clock.
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,6 +18,7 @@ from miractl.policy.keys import ExpertKey
 DEMAND = -1.0  # sorts before every bet, whose rank is 1 - probability
 BACKGROUND = 2.0  # sorts behind every bet
 SECONDS_RATE = 0.1  # of the average time of a transfer
+CLOSE_SECONDS = 2.0  # that workers are waited for: a read from a disk that hangs never ends
 
 
 class Mover(Protocol):
@@ -235,12 +237,13 @@ class TransferQueue:
         self.mover.arrive(ticket.slot)
 
     def close(self) -> None:
-        """Stop the workers; what is queued is dropped."""
+        """Stop the workers; what is queued is dropped, and a worker that hangs is left behind."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
+        deadline = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         while (ticket := self._next()) is not None:

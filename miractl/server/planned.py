@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from miractl.checkpoint.inspection import inspect_folder
-from miractl.plan.machine import machine_for, without
+from miractl.plan.machine import machine_for
 from miractl.plan.planner import Plan, plan_for
 from miractl.plan.request import PlanRequest
 from miractl.probe.facts import HardwareSnapshot
-from miractl.probe.host import own_bytes
 from miractl.probe.snapshot import take
 
 
@@ -30,7 +29,7 @@ def plan_to_serve(
     if device.startswith("cuda") and (snapshot.nvml is None or not snapshot.nvml.gpus):
         note(f"no plan, as NVML does not tell of {device}: slots by the weights' sizes alone")
         return None
-    machine = without(machine_for(snapshot, device=device), own_bytes())
+    machine = machine_for(snapshot, device=device)
     if not machine.knows_memory:
         note("no plan, as the free memory is not known: slots by the weights' sizes alone")
         return None

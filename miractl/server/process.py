@@ -33,7 +33,8 @@ Note = Callable[[str], None]
 log = logging.getLogger(__name__)
 ABORT_SECONDS = 0.3  # for the last words to the open requests
 REPEAT_SECONDS = 10.0  # between two lines about connections that the system refuses
-CLOSE_SECONDS = 3.0  # for the engine: its threads, what it has recorded and learned
+CLOSE_SECONDS = 3.0  # for the engine and its threads
+WRITE_SECONDS = 30.0  # for an engine that writes what it has recorded and learned
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -122,8 +123,18 @@ class Process:
             for task in (starting, draining):
                 task.cancel()
             await asyncio.gather(starting, draining, return_exceptions=True)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(_in_daemon(self.service.close), CLOSE_SECONDS)
+            await self._close()
+
+    async def _close(self) -> None:
+        writes = self.service.engine is not None and self.service.engine.writes
+        seconds = WRITE_SECONDS if writes else CLOSE_SECONDS
+        if writes:
+            self._signals.allow(seconds + 2)
+        try:
+            await asyncio.wait_for(_in_daemon(self.service.close), seconds)
+        except TimeoutError:
+            if writes:
+                log.error("what was recorded and learned was not written within %g s", seconds)
 
     def _load_into(
         self, loaded: asyncio.Future[EngineLike], loop: asyncio.AbstractEventLoop

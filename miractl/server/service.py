@@ -38,6 +38,10 @@ class EngineLike(Protocol):
     def tokenizer(self) -> Any:
         """Its tokenizer."""
 
+    @property
+    def writes(self) -> bool:
+        """Whether closing it writes files, which would be missed."""
+
     def snapshot(self) -> Snapshot:
         """The present figures; callable from any thread."""
 

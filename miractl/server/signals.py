@@ -28,6 +28,7 @@ class StopSignals:
         self.first: int | None = None
         self.stop: Callable[[], None] | None = None
         self._stop_seconds = stop_seconds
+        self._timer: threading.Timer | None = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -54,14 +55,19 @@ class StopSignals:
         if self.stop is None:
             exit_now(self.exit_code)
             return
-        self._start_timers()
+        self._start_timers(self._stop_seconds)
         self.stop()
 
-    def _start_timers(self) -> None:
-        seconds = self._stop_seconds
-        timer = threading.Timer(seconds - LAST_RESORT, exit_now, (self.exit_code,))
-        timer.daemon = True
-        timer.start()
+    def allow(self, seconds: float) -> None:
+        """The process has so much from now on to end by itself, if a signal has asked for it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._start_timers(seconds)
+
+    def _start_timers(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds - LAST_RESORT, exit_now, (self.exit_code,))
+        self._timer.daemon = True
+        self._timer.start()
         # It writes where all threads are, which only helps with --debug.
         debug = bool(os.environ.get("MIRACTL_DEBUG"))
         target = 2 if debug else os.open(os.devnull, os.O_WRONLY)

@@ -1,5 +1,6 @@
 """The machine to plan for: measured, given, from a profile, each with its origin."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from miractl.errors import UsageError
 from miractl.plan.machine import Given, PlanMachine, Quantity, machine_for
 from miractl.probe import codec
 from miractl.profiles import load_profile
-from miractl.units import GIB
+from miractl.units import GIB, MIB
 
 HW = Path(__file__).parent.parent / "fixtures" / "hw"
 
@@ -27,6 +28,15 @@ def test_a_measured_gpu() -> None:
     assert machine.link.value is not None
     assert 10e9 < machine.link.value < 15.8e9
     assert machine.narrow == (8, 16)
+
+
+def test_what_the_planning_process_has_is_counted_as_free() -> None:
+    snapshot = codec.load(str(HW / "container-limited.json"))
+    assert snapshot.host is not None
+    assert snapshot.host.free is not None
+    for own, free in ((256 * MIB, snapshot.host.free + 256 * MIB), (64 * GIB, snapshot.host.limit)):
+        mine = replace(snapshot, host=replace(snapshot.host, own=own))
+        assert machine_for(mine, device="cpu").host_free.size == free
 
 
 def test_a_link_at_rest_has_a_theory_and_no_rate() -> None:

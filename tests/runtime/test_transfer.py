@@ -147,3 +147,16 @@ def test_busy_time_and_bytes_are_counted(queue: TransferQueue, mover: GatedMover
     assert queue.stats.bytes == 3 * SIZE
     assert queue.stats.busy_seconds == 3.0
     assert queue.stats.peak_bytes_per_second == SIZE
+
+
+def test_closing_does_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miractl.runtime.transfer.CLOSE_SECONDS", 0.05)
+    mover = GatedMover()
+    queue = TransferQueue(mover, mover.clock, workers=1)
+    ticket = queue.submit(ExpertKey(0, 1), 0)
+    assert mover.started.acquire(timeout=10)
+    queue.close()  # the gate is shut
+    assert ticket.state is State.RUNNING
+    mover.gate.release()
+    queue.finish(ticket)
+    assert ticket.state is State.DONE

@@ -21,7 +21,7 @@ from tests.server.tiny import TinyEngine
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import sys
+import sys, time
 from miractl.server.config import ServerConfig
 from miractl.server.process import Process, bind
 from miractl.server.signals import exit_now
@@ -30,7 +30,17 @@ def load():
     import torch
     torch.set_num_threads(1)
     from tests.server.tiny import TinyEngine
-    return TinyEngine(delay=0.1)
+    if len(sys.argv) < 3:
+        return TinyEngine(delay=0.1)
+
+    class Writer(TinyEngine):
+        def close(self):
+            time.sleep(6)  # longer than a server may take that writes nothing
+            print("written", flush=True)
+
+    engine = Writer()
+    engine.writes = True
+    return engine
 
 config = ServerConfig(port=0, drain_seconds=float(sys.argv[1]))
 listener = bind(config)
@@ -271,6 +281,22 @@ def test_sigterm_ends_open_streams_and_the_process(child) -> None:
     assert "the server is shutting down" in got
     assert got.endswith("data: [DONE]\n\n")
     assert process.wait(timeout=5) == 0
+
+
+@pytest.mark.slow
+def test_what_was_recorded_is_written_before_the_end() -> None:
+    command = [sys.executable, "-c", SCRIPT, "0", "writer"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        health = url + "/health"
+        wait_until(lambda: httpx.get(health, timeout=PATIENCE).status_code == 200, "the model")
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read().endswith("written\n")
+        assert process.wait(timeout=30) == 0
 
 
 @pytest.mark.slow

@@ -30,6 +30,9 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, float, i
         def start(self) -> None:
             pass
 
+        def cancel(self) -> None:
+            pass
+
     def later(seconds: float, exit: bool, file: object) -> None:
         found.append(("faulthandler", seconds, int(exit)))
 
@@ -58,6 +61,17 @@ def test_the_first_signal_asks_and_the_second_ends(
             signal.raise_signal(signal.SIGTERM)
     assert [(name, end) for name, _, end in timers] == [("thread", code), ("faulthandler", 1)]
     assert timers[0][1] < timers[1][1] < 5.0
+
+
+def test_the_end_may_be_put_off(timers: list[tuple[str, float, int]]) -> None:
+    stop = StopSignals(stop_seconds=5.0)
+    stop.stop = lambda: None
+    stop.allow(30.0)  # nobody has asked for an end: no timer
+    assert timers == []
+    with stop.installed():
+        signal.raise_signal(signal.SIGTERM)
+        stop.allow(30.0)
+    assert 5.0 < timers[2][1] < timers[3][1] < 30.0
 
 
 @pytest.mark.usefixtures("timers")

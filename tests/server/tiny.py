@@ -67,7 +67,7 @@ class TinyEngine:
         self.model = model or tiny_model(len(self.tokenizer), eos=None)
         self.steps = 0
         self.tokens = 0
-        self.closed = False
+        self.closed = self.writes = False
         self.broken: str | None = None
         self.fail_on: int | None = None
         self.delay = delay
