@@ -216,8 +216,7 @@ class Engine:
         if device.type == "cpu":
             torch.set_num_threads(threads)
             if why_not() is None:
-                numbers = not dense and layout.records is None
-                small.install(model, pool, to_the_bit=numbers)
+                small.install(model, pool, to_the_bit=not dense and layout.records is None)
             use_huge_pages(model)
         kv.install()
         give_back()

@@ -2,7 +2,7 @@
  *
  * A matrix W[rows, columns] is stored as one block of bytes; docs/formats.md has the layouts and
  * the arithmetic, which is the same to the last bit on every processor, for every number of tokens
- * and of threads. Callers check shapes, lengths and alignment (miractl/native/kernels.py does).
+ * and of threads. Callers check shapes, lengths and alignment (miractl/native/checks.py).
  */
 #ifndef MIRACTL_NATIVE_H
 #define MIRACTL_NATIVE_H
