@@ -28,7 +28,7 @@ from miractl.native import (
     aligned_empty,
     library,
 )
-from miractl.native.kernels import quantize_into
+from miractl.native.matrix import quantize_into
 from miractl.output import table
 
 HIDDEN, INNER, EXPERTS, TOP = 2048, 768, 32, 8

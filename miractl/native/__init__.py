@@ -1,7 +1,7 @@
 """CPU kernels: experts computed from the bytes on disk, with the same bits everywhere.
 
-`layout` says what a block of bytes is, `library` finds the compiled kernels, `kernels` runs them,
-and `reference` is the same arithmetic in numpy.
+`layout` says what a block of bytes is, `library` finds the compiled kernels, `matrix` and `kernels`
+run them, and `reference` is the same arithmetic in numpy.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,8 @@ from miractl.native.layout import I4K, I8, Activation, ExpertShape, Format, Matr
 from miractl.native.library import available, why_not
 
 if TYPE_CHECKING:
-    from miractl.native.kernels import Layer, Matrix, Pool, dequantize, expert, quantize
+    from miractl.native.kernels import Layer, Pool, expert
+    from miractl.native.matrix import Matrix, dequantize, quantize
     from miractl.native.memory import Span, aligned_empty
 
 __all__ = [
@@ -37,6 +38,6 @@ def __getattr__(name: str) -> Any:
     """What needs numpy, when it is first asked for: the doctor asks for the library alone."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from miractl.native import kernels, memory
+    from miractl.native import kernels, matrix, memory
 
-    return getattr(memory if name in ("Span", "aligned_empty") else kernels, name)
+    return next(getattr(at, name) for at in (kernels, matrix, memory) if name in vars(at))

@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 9  # MIRA_ABI of miractl_native.h
+ABI = 10  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -40,6 +40,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         None,
         (_ADDRESS, _ADDRESS, _INT, _INT, _INT, _ADDRESS, ctypes.c_float, _ADDRESS),
     ),
+    "mira_attend": (None, (_ADDRESS,) * 6),
+    "mira_route": (_INT, (_ADDRESS,) * 4 + (_INT,) + (_ADDRESS,) * 4),
     "mira_learn": (None, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS)),
     "mira_tutor_new": (_ADDRESS, ()),
     "mira_tutor_free": (None, (_ADDRESS,)),

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from miractl.native.kernels import Floats, Pool
+from miractl.native.checks import Floats
+from miractl.native.kernels import Pool
 from miractl.native.library import library
 from miractl.native.memory import Span
 

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from miractl.checkpoint.dense import HEAD, dense_shape
 from miractl.checkpoint.encoding import StoredTensor
-from miractl.native.kernels import Matrix, Pool, Stack, quantize_into
+from miractl.native.kernels import Pool
 from miractl.native.layout import MatrixShape
+from miractl.native.matrix import Matrix, Stack, quantize_into
 from miractl.native.memory import HUGE_PAGE, Span, aligned_empty
 from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.packed import unpacker

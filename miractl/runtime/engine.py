@@ -21,7 +21,7 @@ from miractl.plan.slots import SlotPlan
 from miractl.policy.prediction import Predictor
 from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_table
-from miractl.runtime import facts, kv, norms, rotary, timing
+from miractl.runtime import facts, kv, small, timing
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for, this_machine
@@ -216,8 +216,7 @@ class Engine:
         if device.type == "cpu":
             torch.set_num_threads(threads)
             if why_not() is None:
-                norms.install(model, pool)
-                rotary.install(model)
+                small.install(model, pool, to_the_bit=not dense and layout.records is None)
             use_huge_pages(model)
         kv.install()
         give_back()

@@ -13,7 +13,7 @@ from miractl.native import (
     available,
     library,
 )
-from miractl.native.kernels import quantize_into
+from miractl.native.matrix import quantize_into
 
 FORMATS = [Format("i4k", 32), Format("i8", 32), Format("i8", 64), Format("i8", 128)]
 SIMD = [isa for isa in library.supported_isas() if isa != "scalar"] if available() else []

@@ -21,7 +21,7 @@ from miractl.native import (
     dequantize,
     quantize,
 )
-from miractl.native.kernels import quantize_into
+from miractl.native.matrix import quantize_into
 
 pytestmark = pytest.mark.usefixtures("kernels")
 SHAPE = MatrixShape(I4K, 16, 64)

@@ -6,7 +6,8 @@ import pytest
 
 from miractl.errors import MiractlError
 from miractl.native import ExpertShape, Format, Layer, MatrixShape, library
-from miractl.native.kernels import _expert, _matrix
+from miractl.native.kernels import _expert
+from miractl.native.matrix import _matrix
 from tests.native.conftest import FORMATS
 
 

@@ -13,7 +13,8 @@ from miractl.checkpoint.dense import dense_shape
 from miractl.checkpoint.inspection import inspect_folder
 from miractl.errors import MiractlError
 from miractl.native import I8, Matrix, MatrixShape, quantize
-from miractl.native.kernels import Pool, Stack
+from miractl.native.kernels import Pool
+from miractl.native.matrix import Stack
 from miractl.paths import DEMO_MODEL
 from miractl.plan.machine import machine_for
 from miractl.plan.planner import plan_for

@@ -2,7 +2,7 @@
  *
  * A matrix W[rows, columns] is stored as one block of bytes; docs/formats.md has the layouts and
  * the arithmetic, which is the same to the last bit on every processor, for every number of tokens
- * and of threads. Callers check shapes, lengths and alignment (miractl/native/kernels.py does).
+ * and of threads. Callers check shapes, lengths and alignment (miractl/native/checks.py).
  */
 #ifndef MIRACTL_NATIVE_H
 #define MIRACTL_NATIVE_H
@@ -11,9 +11,9 @@
 #include <stdint.h>
 
 #define MIRA_API __attribute__((visibility("default")))
-#define MIRA_ABI 9 /* raised with every change of this file, brain.h, bets.h, residency.h, shares.h */
+#define MIRA_ABI 10 /* raised with every change of this file, brain.h, bets.h, residency.h, shares.h */
 
-enum { MIRA_OK, MIRA_NO_MEMORY, MIRA_NOT_FINITE, MIRA_BAD_EXPERT };
+enum { MIRA_OK, MIRA_NO_MEMORY, MIRA_NOT_FINITE, MIRA_BAD_EXPERT, MIRA_TIED };
 enum { MIRA_I8, MIRA_I4K };
 enum { MIRA_SILU, MIRA_GELU_TANH, MIRA_GELU_ERF, MIRA_RELU2 };
 enum { MIRA_SCALAR, MIRA_AVX2, MIRA_VNNI, MIRA_NEON, MIRA_ISAS };
@@ -84,6 +84,32 @@ typedef struct {
 /* y = x * cos + (-right half of x, left half of x) * sin, with the strides of x. */
 MIRA_API void mira_rotate(const mira_heads *at, const float *x, const float *cos, const float *sin,
                           float *y);
+
+/* One query [group] a head of keys[batch, heads, tokens, dim], and values of the same shape, in
+ * which the numbers of a vector have no gaps; the other strides are in floats. */
+#define MIRA_MOST_GROUP 64
+typedef struct {
+    int64_t batch, heads, group, tokens, dim, query_batch, query_head;
+    int64_t key_batch, key_head, key_token, value_batch, value_head, value_token;
+    float scale;
+} mira_attention;
+
+/* y[batch, heads * group, dim] = softmax(scale * query keys^T) values. group is at most
+ * MIRA_MOST_GROUP, and there is a token. */
+MIRA_API void mira_attend(mira_pool *pool, const mira_attention *at, const float *query,
+                          const float *keys, const float *values, float *y);
+
+/* Of `experts`, a token is given `top`; renormalized: the scores of a token make one. */
+typedef struct {
+    int32_t experts, hidden, top, renormalized;
+} mira_router;
+
+/* logits[tokens, experts] = x[tokens, hidden] weight^T, and the ids and probabilities, scores, of
+ * the most probable, both [tokens, top]; probabilities[experts] is room. MIRA_TIED: equal ones are
+ * in question. */
+MIRA_API int mira_route(mira_pool *pool, const mira_router *router, const float *weight,
+                        const float *x, int32_t tokens, float *logits, float *probabilities,
+                        float *scores, int64_t *ids);
 
 /* Experts on their tokens: parts[t, k] = expert ids[t, k] of x[t], for the pairs whose block is
  * not NULL; the other rows of parts stay as they are. Then, unless y is NULL,
