@@ -82,4 +82,6 @@ class Prefetcher:
                 if placed:
                     cache.issue(step.layer + ahead, placed, guess)
         seconds = clock() - began
-        self._deciding = deciding + RATE * (seconds - deciding) if deciding else seconds
+        # A pause of the thread looks like long deciding: down at once, up slowly.
+        slowly = deciding + RATE * (seconds - deciding) if deciding else seconds
+        self._deciding = min(seconds, slowly)
