@@ -154,11 +154,6 @@ class Span:
         """Bets whose outcome is known and that moved bytes."""
         return self.used + self.bets_late + self.wasted
 
-    @property
-    def wrong_share(self) -> float | None:
-        """Share of the settled bets that nobody asked for."""
-        return ratio(self.wasted, self.bets_settled)
-
     def per_second(self, count: float) -> float | None:
         """`count` over the span's seconds."""
         return ratio(count, self.seconds)
