@@ -139,9 +139,7 @@ class Engine:
         watch(model, blocks, sequences, self.stopwatch)
         if self.recording is not None:
             self.recording.begin(self.cache, served_by(self))
-        runs = LayerRuns(
-            *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch), self.recording
-        )
+        runs = LayerRuns(*(self.cache, self.compute, sequences, self.stopwatch), self.recording)
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
         self._memory_rate = timing.memory_rate(model, torch.get_num_threads())
