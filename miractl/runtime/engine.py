@@ -35,6 +35,7 @@ from miractl.runtime.hollow import attach
 from miractl.runtime.host_compute import HostCompute
 from miractl.runtime.host_tier import HostTier, refuse_too_large
 from miractl.runtime.loading import Checkpoint
+from miractl.runtime.losses import Losses
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.outline import Outline, read_outline
 from miractl.runtime.pages import use_huge_pages
@@ -139,8 +140,10 @@ class Engine:
         watch(model, blocks, sequences, self.stopwatch)
         if self.recording is not None:
             self.recording.begin(self.cache, served_by(self))
+        self.losses = Losses()
         runs = LayerRuns(
-            *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch), self.recording
+            *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch),
+            *(self.recording, self.losses),
         )
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
