@@ -211,7 +211,8 @@ class Engine:
             refuse_too_large(everything, this_machine(device))
         recorder = recorder_for(options, outline, plan)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
-        checkpoint = Checkpoint(options.model_path, outline)
+        is_cuda = device.type == "cuda"  # whose slots are elsewhere: the host's memory is free
+        checkpoint = Checkpoint(options.model_path, outline, is_cached=is_cuda)
         threads = pick_threads(outline, options.threads) if device.type == "cpu" else 1
         pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
         blocks = DenseBlocks(dense, pool) if dense else None
