@@ -67,6 +67,7 @@ class ExpertCache:
         self._asked = 0.0
         self._here: Pairs = []
         self._waiting: list[Ticket] = []
+        self.lost: dict[int, Exception] = {}  # experts of the last step that could not be brought
 
     @property
     def counters(self) -> Counters:
@@ -137,9 +138,12 @@ class ExpertCache:
 
         Hits come first, so that they are computed while the misses are on their way; next what the
         host computes, with NO_SLOT; then the other misses, together what has arrived. A group's
-        slots are good until the next one is asked for. Raises what a transfer raised; then, and
-        where not all groups are asked for, `abandon` has to follow.
+        slots are good until the next one is asked for. What a transfer raises is kept in `lost`:
+        the slot yielded for its expert has anything in it. Where not all groups are asked for,
+        `abandon` has to follow.
         """
+        if self.lost:
+            self.lost = {}
         table, host, clock, punch = self.residency, self._host, self._clock, self._punch
         while True:
             if here := self._here:
@@ -158,7 +162,7 @@ class ExpertCache:
                 punch("waiting")
                 arrived = self._arrived()
                 punch("misses")
-                yield arrived
+                yield [[ticket.key.expert, ticket.slot] for ticket in arrived]
             if table.passing:
                 with self.lock:
                     table.end_transit()
@@ -174,11 +178,16 @@ class ExpertCache:
         for ticket in waiting:
             if not self.transfers.cancel(ticket):
                 self.transfers.finish(ticket)
-            if ticket.state is not DONE:
-                with self.lock:
-                    self.residency.release(ticket.key)
+        self._forget(waiting)
         with self.lock:
             self.residency.end_transit()
+
+    def _forget(self, tickets: Sequence[Ticket]) -> None:
+        """Experts whose bytes are not there, whatever the table thinks, are in no slot."""
+        with self.lock:
+            for ticket in tickets:
+                if ticket.state is not DONE:
+                    self.residency.release(ticket.key)
 
     def _look(self, step: Routed, begins: bool) -> None:
         """Ask for a part of a step; or for its next wave."""
@@ -220,16 +229,18 @@ class ExpertCache:
             submit = self.transfers.submit
             self._waiting += [submit(keys[expert], slot) for expert, slot in placed]
 
-    def _arrived(self) -> Pairs:
-        """Those that are waited for and there, at least one. Raises what a transfer raised."""
-        wait, waiting = self.transfers.wait, self._waiting
+    def _arrived(self) -> list[Ticket]:
+        """Those that are waited for and there, at least one."""
+        waiting = self._waiting
         self.transfers.poll()
-        arrived = [ticket for ticket in waiting if ticket.state is DONE]
+        arrived = [ticket for ticket in waiting if ticket.state in ENDED]
         if not arrived:
-            wait(waiting[0])
-            arrived = [ticket for ticket in waiting if ticket.state is DONE]
+            self._wait(waiting[0])
+            arrived = [ticket for ticket in waiting if ticket.state in ENDED]
         for ticket in arrived:
-            wait(ticket)
+            self._wait(ticket)
+        if self.lost:  # nobody gets their slots before the step is through
+            self._forget(arrived)
         with self.lock:
             self.switches.add([ticket.finished_at - self._asked for ticket in arrived])
         self._waiting = (
@@ -237,7 +248,13 @@ class ExpertCache:
             if len(arrived) == len(waiting)
             else [ticket for ticket in waiting if ticket not in arrived]
         )
-        return [[ticket.key.expert, ticket.slot] for ticket in arrived]
+        return arrived
+
+    def _wait(self, ticket: Ticket) -> None:
+        try:
+            self.transfers.wait(ticket)
+        except Exception as error:
+            self.lost[ticket.key.expert] = error
 
     def _cancel_bets(self, layer: int) -> None:
         """End bets on a layer that have not begun and that it does not want."""

@@ -2,13 +2,15 @@
 
 import threading
 
+import numpy as np
 import torch
 
-from miractl.policy.routing import OneToken, Routed
+from miractl.policy.routing import Ids, OneToken, Routed
 from miractl.policy.slots import CompiledSlots
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import Compute
 from miractl.runtime.lookahead import plain
+from miractl.runtime.losses import Losses
 from miractl.runtime.mixture import PART_BYTES
 from miractl.runtime.recording import Recording
 from miractl.runtime.sequences import Sequences
@@ -25,6 +27,7 @@ class LayerRuns:
         sequences: Sequences,
         stopwatch: Stopwatch,
         recording: Recording | None = None,
+        losses: Losses | None = None,
     ) -> None:
         self.stopwatch, self._punch = stopwatch, stopwatch.begin
         self.cache, self.compute = cache, compute
@@ -32,6 +35,7 @@ class LayerRuns:
         # Only the library can copy a router's answer; a recording keeps what is recorded.
         self._copies = recording is None and isinstance(cache.residency, CompiledSlots)
         self._token: OneToken | None = None
+        self.losses = losses or Losses()
         self._one_at_a_time = threading.Lock()
 
     def run(
@@ -77,7 +81,10 @@ class LayerRuns:
             token = self._token = OneToken(layers, ids.shape[1])
         step = token.routed(layer, sequences.segments(1), sequences.step)
         different = cache.route(step, x, router=(own.data_ptr(), gates.data_ptr()))
-        return self.compute.mix(layer, module, x, step.ids, scores, different, cache.serve(step))
+        y = self.compute.mix(layer, module, x, step.ids, scores, different, cache.serve(step))
+        if cache.lost:
+            self._lose(step.ids, y, 0, 1)
+        return y
 
     def _several(
         self,
@@ -93,15 +100,26 @@ class LayerRuns:
         limit = max(1, PART_BYTES // (step.ids.shape[1] * x.shape[1] * x.element_size()))
         if recording is not None:
             recording.record(step, limit)
-        parts = [
-            self.compute.mix(
-                *(layer, module, x[rows], part.ids, scores[rows], different, cache.serve(part))
-            )
-            for rows, part, different in cache.parts(step, x, limit)
-        ]
+        parts = []
+        for rows, part, different in cache.parts(step, x, limit):
+            told = x[rows], part.ids, scores[rows], different, cache.serve(part)
+            parts.append(self.compute.mix(layer, module, *told))
+            if cache.lost:
+                self._lose(part.ids, parts[-1], rows.start or 0, len(step.ids))
         if recording is not None:
             recording.computed(cache.residency.policy.seconds)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _lose(self, ids: Ids, y: torch.Tensor, first: int, rows: int) -> None:
+        """Zeros in y for tokens whose experts could not be brought, the first of a layer's `rows`.
+
+        Raises what kept them where nobody takes losses.
+        """
+        of_pass = self.sequences.current[-1].stop if self.sequences.current else rows
+        for expert, error in self.cache.lost.items():
+            lost = np.flatnonzero((ids == expert).any(axis=1))
+            y[torch.from_numpy(lost)] = 0
+            self.losses.add(first + lost if rows == of_pass else range(of_pass), error)
 
     def _routed(self, layer: int, ids: torch.Tensor, scores: torch.Tensor) -> Routed:
         if self.recording is not None:
