@@ -29,7 +29,7 @@ class PlainSlots(StagedResidency):
         self.arrived = self.different = 0
         self.called: list[int] = []
         self.placed: Pairs = []
-        self._layer, self._needed = 0, frozenset[ExpertKey]()
+        self._layer = 0
         self._absent: list[int] = []  # not placed yet, in order
         self._waiting: list[int] = []
 
@@ -86,7 +86,7 @@ class PlainSlots(StagedResidency):
         arrived = [key for key, state in states.items() if state is State.DONE]
         self.arrived = len(arrived)
         for key in arrived:
-            self.here.append([key.expert, self.use(key, self._needed, "used")])
+            self.here.append([key.expert, self.use(key, "used")])
         for key in (key for key, state in states.items() if state is State.FAILED):
             self.drop(key)
             self._absent.append(key.expert)
@@ -97,6 +97,8 @@ class PlainSlots(StagedResidency):
         """As the protocol says."""
         while self._absent:
             key = ExpertKey(self._layer, self._absent[0])
+            if not skip and self.is_full(self._layer):
+                self.drop_stale(self._layer)
             place = None if skip else self.demand(key, self._needed)
             if place is None and not skip and self.has_bets(self._layer):
                 return Status.SHORT
@@ -112,7 +114,7 @@ class PlainSlots(StagedResidency):
 
     def call_in(self, expert: int) -> None:
         """As the protocol says."""
-        self.use(ExpertKey(self._layer, expert), self._needed, "late")
+        self.use(ExpertKey(self._layer, expert), "late")
 
     def slot_of(self, key: ExpertKey) -> int | None:
         """As the protocol says."""

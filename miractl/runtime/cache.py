@@ -83,6 +83,8 @@ class ExpertCache:
 
     def issue(self, layer: int, bets: Pairs, guesses: Probabilities) -> None:
         """Bring staged experts of a layer, the likelier first. The caller holds the lock."""
+        if self._host is not None:
+            self._host.drop_fills()
         keys, progress, tickets = self._keys[layer], self.residency.progress, self._tickets
         submit, guess = self.transfers.submit, guesses.item
         for expert, slot in bets:

@@ -58,7 +58,7 @@ class HostSide:
         Returns those that are copied at once. Of what is left copies under way go on, and some of
         those that have come to stay are copied for later, behind everything else.
         """
-        self._drop_fills()
+        self.drop_fills()
         table = self._table
         absent = [keys[expert] for expert in (*(e for e, _ in placed), *table.waiting)]
         chosen = self._host.choose(absent, coming, self._tokens, self._clock())
@@ -80,7 +80,7 @@ class HostSide:
         """These experts of the step were computed in so many seconds."""
         self._host.computed(experts, self._tokens, seconds)
 
-    def _drop_fills(self) -> None:
+    def drop_fills(self) -> None:
         """End the copies of residents that had to go, before somebody else gets their slots."""
         for key, ticket in list(self._filling.items()):
             if self._table.slot_of(key) == ticket.slot:

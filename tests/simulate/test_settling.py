@@ -60,7 +60,7 @@ def serve(table: SlotTable) -> list[object]:
 @settings(deadline=None, max_examples=100)
 @given(
     seed=st.integers(0, 2**31),
-    ways=st.integers(0, 3),
+    ways=st.integers(1, 4),
     staging=st.integers(1, 4),
     compute=st.sampled_from((0.0, 0.1, 0.5)),
 )
@@ -69,9 +69,10 @@ def test_c_and_python_settle_and_place_alike(
 ) -> None:
     rng = np.random.default_rng(seed)
     even, odd = tuple(range(0, LAYERS, 2)), tuple(range(1, LAYERS, 2))
-    division = one_pool(LAYERS * ways + staging + 2, (ways,) * LAYERS, brain())
+    staging = min(staging, ways)
+    division: tuple[SlotPool, ...] = one_pool(LAYERS * ways + 2, (ways,) * LAYERS, brain())
     if seed % 2:  # two pools
-        division = tuple(SlotPool(own, ways + staging + 1, (ways,)) for own in (even, odd))
+        division = tuple(SlotPool(own, ways + 1, (ways,)) for own in (even, odd))
     plain = PlainSlots(division, staging, brain())
     compiled = CompiledSlots(division, staging, brain())
     states = [BetsState(LAYERS, EXPERTS, staging, classes=4) for _ in range(2)]
