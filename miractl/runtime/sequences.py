@@ -107,7 +107,7 @@ def _positions(told: Mapping[str, Any], rows: int, width: int) -> Positions:
     """Of every token, [rows, width]."""
     given = told.get("position_ids")
     if given is None:
-        cache = told.get("past_key_values")
+        cache = told.get("cache", told.get("past_key_values"))  # as transformers has named it
         past = 0 if cache is None else int(cache.get_seq_length())
         return np.tile(np.arange(past, past + width), (rows, 1))
     flat = given[0] if given.dim() == 3 else given  # of several kinds the first is the text's

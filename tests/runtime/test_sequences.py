@@ -9,6 +9,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from miractl.policy.keys import NOBODY
 from miractl.policy.routing import Segment
 from miractl.runtime.sequences import MOST, PATIENCE, Sequences, _runs
+from miractl.runtime.speed import _stepper
 from tests.runtime.models import make_model
 
 PAIR = torch.ones(2, 1)
@@ -132,6 +133,16 @@ def test_generate_with_padding_on_the_left(tmp_path: Any) -> None:
         [(0, 3, 1), (1, 5, 1)],
         [(0, 4, 1), (1, 6, 1)],
     ]
+
+
+@torch.no_grad()
+def test_a_cache_says_how_far_its_sequence_has_come(tmp_path: Any) -> None:
+    model = make_model(tmp_path, "Qwen3Moe")
+    seen, step = watched(model), _stepper(model)
+    ids, past = step(torch.ones(1, 3, dtype=torch.int64), None)
+    for _ in range(2):
+        ids, past = step(ids, past)
+    assert seen == [[(0, 0, 3)], [(0, 3, 1)], [(0, 4, 1)]]
 
 
 def test_requests_in_one_batch(tmp_path: Any) -> None:
