@@ -1,0 +1,216 @@
+"""Decoder layers of one new token a sequence: all before the experts by one call of the library.
+
+Which layers can be is found by asking them: two norms, attention whose matrices are int8 blocks,
+and one more module, that together answer within rounding as the usual formula does. Prompts, masks,
+other caches, hooks on what would be passed over: everything else is the stock layer's affair.
+"""
+
+import ctypes
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from miractl.native.attention import AttentionHalf, HeadShape, Kept
+from miractl.native.kernels import Pool
+from miractl.runtime import paged
+from miractl.runtime.dense import DenseLinear
+from miractl.runtime.kv import GrowingLayer
+from miractl.runtime.norms import find_norm
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+NORMS = ("q_norm", "k_norm")
+CACHES = ("cache", "past_key_values")
+# What a layer may be told beside its states, without another answer.
+PLAIN = {"position_embeddings", "position_ids", "use_cache", *CACHES}
+FIRST, PROMPT = 1000, 5  # position and tokens of what layers are asked
+REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
+
+Angles = tuple[int, int, int]  # addresses of cosines and sines, and their stride
+Found = tuple[Kept, Angles, Callable[[], None] | None]
+
+
+def install(model: torch.nn.Module, pool: Pool | None) -> int:
+    """Compute every such layer of a model so; returns how many there are."""
+    found = 0
+    for module in list(model.modules()):
+        step = find_step(module, pool)
+        if step is not None:
+            # On the object, as for norms: hooks and whoever asks for its class find the module.
+            module.forward = step
+            found += 1
+    return found
+
+
+@torch.no_grad()
+def find_step(module: torch.nn.Module, pool: Pool | None = None) -> "LayerStep | None":
+    """What computes a layer for new tokens, if it is such a layer."""
+    children = list(module.children())
+    attention = next(filter(_is_attention, children), None)
+    norms = [child for child in children if find_norm(child) is not None]
+    others = [child for child in children if child is not attention and child not in norms]
+    if attention is None or len(norms) != 2 or len(others) != 1:
+        return None
+    for before, after in itertools.permutations(norms):
+        for half in _halves(attention, before, after):
+            step = LayerStep(module, (before, attention, after), others[0], half, pool)
+            if _answers_alike(step):
+                return step
+    return None
+
+
+class LayerStep:
+    """The forward pass of a layer: new tokens by the library, all else by the stock module."""
+
+    def __init__(
+        self,
+        layer: torch.nn.Module,
+        passed: tuple[torch.nn.Module, ...],
+        rest: torch.nn.Module,
+        half: AttentionHalf,
+        pool: Pool | None,
+    ) -> None:
+        """`passed` are the modules that are passed over, attention in their middle."""
+        self.stock: Callable[..., torch.Tensor] = layer.forward
+        self.half, self.rest = half, rest
+        attention: Any = passed[1]
+        self.index: int = attention.layer_idx
+        self._pool, self._shape = pool, half.shape
+        modules = [module for part in passed for module in part.modules()]
+        self._hooks = [m._forward_hooks for m in modules] + [m._forward_pre_hooks for m in modules]
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **told: Any) -> torch.Tensor:
+        """As the layer: states [B, T, H] after attention and what follows it."""
+        found = None if args else self._find(hidden_states, told)
+        if found is None:
+            return self.stock(hidden_states, *args, **told)
+        kept, angles, grown = found
+        h, y = torch.empty_like(hidden_states), torch.empty_like(hidden_states)
+        tokens = hidden_states.shape[0] * hidden_states.shape[1]
+        where = hidden_states.data_ptr(), angles, h.data_ptr(), y.data_ptr()
+        self.half.run_at(ctypes.addressof(kept), tokens, *where, self._pool)
+        if grown is not None:
+            grown()
+        return h + self.rest(y)
+
+    def _find(self, x: torch.Tensor, told: dict[str, Any]) -> Found | None:
+        """What the library needs beside the states; None: they are not for it."""
+        usual = x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu"
+        if not usual or x.requires_grad or any(self._hooks):
+            return None
+        angles = _angles(told.get("position_embeddings"), x, self._shape.turned)
+        cache = told.get(CACHES[0])
+        cache = told.get(CACHES[1]) if cache is None else cache
+        if angles is None or cache is None:
+            return None
+        if not isinstance(cache, Cache):
+            kept = paged.find_kept(cache, self.index, x.shape, told, self._shape)
+            return None if kept is None else (kept, angles, None)
+        layer = cache.layers[self.index] if self.index < len(cache.layers) else None
+        if type(layer) is not GrowingLayer or x.shape[1] != 1 or not _is_plain(told):
+            return None
+        kept = layer.kept(x.shape[0], self._shape.heads, self._shape.dim)
+        return None if kept is None else (kept, angles, layer.grown)
+
+
+def _is_plain(told: Mapping[str, Any]) -> bool:
+    """Whether nothing is asked for but the next token of each sequence, with nothing masked."""
+    return all(value is None or value is False or name in PLAIN for name, value in told.items())
+
+
+def _angles(given: Any, x: torch.Tensor, turned: int) -> Angles | None:
+    """Of cosines and sines [B or 1, T, turned] for x [B, T, H]; None for anything else."""
+    if not (isinstance(given, tuple) and len(given) == 2):
+        return None
+    cos, sin = given
+    fits = (
+        cos.dtype is sin.dtype is torch.float32
+        and cos.dim() == 3
+        and cos.shape == sin.shape
+        and cos.shape[2] == turned
+        and cos.is_contiguous()
+        and sin.is_contiguous()
+    )
+    rows = cos.shape[0] * cos.shape[1] if fits else 0
+    if rows not in (1, x.shape[0] * x.shape[1]):
+        return None
+    return cos.data_ptr(), sin.data_ptr(), 0 if rows == 1 else turned
+
+
+def _is_attention(module: torch.nn.Module) -> bool:
+    children = dict(module.named_children())
+    linear = {name for name, child in children.items() if isinstance(child, DenseLinear)}
+    return linear == {*PROJECTIONS} and children.keys() - linear in (set(), {*NORMS})
+
+
+def _halves(
+    attention: Any, before: torch.nn.Module, after: torch.nn.Module
+) -> Iterator[AttentionHalf]:
+    """The usual formula with the matrices and norms of an attention module, as far as they fit."""
+    projections: list[DenseLinear] = [getattr(attention, name) for name in PROJECTIONS]
+    own = [getattr(attention, name, None) for name in NORMS]
+    norms = find_norm(before), *(norm and find_norm(norm) for norm in own), find_norm(after)
+    dim, scale = getattr(attention, "head_dim", None), getattr(attention, "scaling", None)
+    known = isinstance(dim, int) and isinstance(scale, float) and hasattr(attention, "layer_idx")
+    if not known or [norm is None for norm in norms[1:3]] != [norm is None for norm in own]:
+        return
+    assert dim is not None
+    heads = projections[1].out_features // dim
+    group = projections[0].out_features // dim // max(heads, 1)
+    biases = [None if p.bias is None else p.bias.numpy() for p in projections]
+    for turned in (dim, dim // 2):
+        shape = HeadShape(heads, group, dim, turned, scale)
+        try:
+            yield AttentionHalf(norms, [p.matrix for p in projections], biases, shape)
+        except ValueError:
+            return
+
+
+def _answers_alike(step: LayerStep) -> bool:
+    """Whether a layer answers so: two sequences, and a token after their prompts, far on."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, PROMPT + 1, step.half.hidden, generator=generator)
+    cos, sin = torch.randn(2, 1, PROMPT + 1, step.half.shape.turned, generator=generator)
+    places = torch.arange(FIRST, FIRST + PROMPT + 1)[None]
+    accepted = inspect.signature(step.stock).parameters
+    name = next(filter(accepted.__contains__, CACHES), None)
+    answers = []
+    for layer in (step.stock, step):
+        cache = Cache(layers=[GrowingLayer() for _ in range(step.index + 1)])
+        for part in (slice(PROMPT), slice(PROMPT, None)):
+            told = {"position_ids": places[:, part], "attention_mask": None, name or "": cache}
+            told["position_embeddings"] = cos[:, part].contiguous(), sin[:, part].contiguous()
+            try:
+                with _probed(step.rest):
+                    y = layer(x[:, part].contiguous(), **told)
+            except REFUSALS:
+                return False  # it wants something else
+        kept = cache.layers[step.index]
+        answers.append((y, kept.keys, kept.values))
+    return all(itertools.starmap(_is_near, zip(*answers, strict=True)))
+
+
+@contextmanager
+def _probed(module: torch.nn.Module) -> Iterator[None]:
+    """While the module answers something simple, in which every number of its input shows."""
+    own = vars(module).pop("forward", None)
+    module.forward = lambda x: 0.5 * x.roll(1, -1)
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
+def _is_near(one: Any, other: Any) -> bool:
+    """Whether two answers differ by rounding alone."""
+    both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    if not both or one.shape != other.shape:
+        return False
+    size = one.abs().max().item()
+    return torch.allclose(one, other, rtol=0, atol=1e-3 * max(size, 1e-6))
