@@ -29,7 +29,7 @@ class Queries(ctypes.Structure):
     ]
 
 
-def attend_at(queries: Queries, q: int, k: int, v: int, y: int, pool: Pool | None) -> None:
+def attend_at(queries: Queries, q: int, k: int, v: int, y: int, pool: Pool | None = None) -> None:
     """softmax(scale q k^T) v at addresses, y [batch, heads * group, dim].
 
     The caller answers for the memory.
@@ -113,7 +113,7 @@ class AttentionHalf:
             *(NormStruct() if norm is None else norm.struct for norm in norms),
             (MatrixStruct * 4)(*map(matrix_struct, shapes)),
             (ctypes.c_void_p * 4)(*(matrix.span.address for matrix in matrices)),
-            (ctypes.c_void_p * 4)(*(span and span.address for span in spans)),
+            (ctypes.c_void_p * 4)(*((span.address if span else 0) for span in spans)),
             *(shape.heads, shape.group, shape.dim, shape.turned, shape.scale),
         )
         self._address = ctypes.addressof(self._struct)

@@ -47,14 +47,16 @@ def quantize_into(weights: Floats, shape: MatrixShape, block: Span) -> None:
     """
     source = floats_span("weights", weights, (shape.rows, shape.columns))
     block.check("block", shape.nbytes, BLOCK_ALIGNMENT)
-    raise_for(library().mira_quantize(ctypes.byref(matrix_struct(shape)), source.address, block.address))
+    matrix = ctypes.byref(matrix_struct(shape))
+    raise_for(library().mira_quantize(matrix, source.address, block.address))
 
 
 def dequantize(block: Bytes | Span, shape: MatrixShape) -> Floats:
     """The weights[rows, columns] that a block stands for."""
     source = block_span(block, shape.nbytes)
     weights = np.empty((shape.rows, shape.columns), np.float32)
-    library().mira_dequantize(ctypes.byref(matrix_struct(shape)), source.address, weights.ctypes.data)
+    matrix = ctypes.byref(matrix_struct(shape))
+    library().mira_dequantize(matrix, source.address, weights.ctypes.data)
     return weights
 
 

@@ -44,7 +44,7 @@ def attend(
         *(batch, heads, q.shape[1] // heads, tokens, dim),
         *(*q.stride()[:2], *k.stride()[:3], *v.stride()[:3], None, None, scale),
     )
-    attend_at(queries, *(x.data_ptr() for x in (q, k, v, y)), pool)
+    attend_at(queries, q.data_ptr(), k.data_ptr(), v.data_ptr(), y.data_ptr(), pool)
     return y
 
 

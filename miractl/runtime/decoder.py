@@ -17,9 +17,11 @@ from transformers.cache_utils import Cache
 
 from miractl.native.attention import AttentionHalf, HeadShape, Kept
 from miractl.native.kernels import Pool
+from miractl.native.library import short_calls
 from miractl.runtime import paged
 from miractl.runtime.dense import DenseLinear
 from miractl.runtime.kv import GrowingLayer
+from miractl.runtime.moe_block import Rest, rest_of, stock
 from miractl.runtime.norms import find_norm
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -36,10 +38,12 @@ Found = tuple[Kept, Angles, Callable[[], None] | None]
 
 def install(model: torch.nn.Module, pool: Pool | None) -> int:
     """Compute every such layer of a model so; returns how many there are."""
+    shared: dict[int, Turns] = {}
     found = 0
     for module in list(model.modules()):
         step = find_step(module, pool)
         if step is not None:
+            step.turns = shared.setdefault(step.half.shape.turned, step.turns)
             # On the object, as for norms: hooks and whoever asks for its class find the module.
             module.forward = step
             found += 1
@@ -57,10 +61,43 @@ def find_step(module: torch.nn.Module, pool: Pool | None = None) -> "LayerStep |
         return None
     for before, after in itertools.permutations(norms):
         for half in _halves(attention, before, after):
-            step = LayerStep(module, (before, attention, after), others[0], half, pool)
-            if _answers_alike(step):
-                return step
+            passed = before, attention, after
+            if _answers_alike(LayerStep(module, passed, stock(others[0]), half, pool), others[0]):
+                rest = rest_of(others[0], half.hidden, pool)
+                return LayerStep(module, passed, rest, half, pool)
     return None
+
+
+class Turns:
+    """Where cosines and sines are: looked for once a step, and the same for all its layers."""
+
+    def __init__(self, turned: int) -> None:
+        self._turned = turned
+        self._last: tuple[Any, int, Angles | None] = None, 0, None
+
+    def of(self, given: Any, tokens: int) -> Angles | None:
+        """Of a pair [B or 1, T, turned] for so many tokens; None for anything else."""
+        last = self._last  # kept: another thread may ask meanwhile
+        if last[0] is not given or last[1] != tokens:
+            last = self._last = given, tokens, self._find(given, tokens)
+        return last[2]
+
+    def _find(self, given: Any, tokens: int) -> Angles | None:
+        if not (isinstance(given, tuple) and len(given) == 2):
+            return None
+        cos, sin = given
+        fits = (
+            cos.dtype is sin.dtype is torch.float32
+            and cos.dim() == 3
+            and cos.shape == sin.shape
+            and cos.shape[2] == self._turned
+            and cos.is_contiguous()
+            and sin.is_contiguous()
+        )
+        rows = cos.shape[0] * cos.shape[1] if fits else 0
+        if rows not in (1, tokens):
+            return None
+        return cos.data_ptr(), sin.data_ptr(), 0 if rows == 1 else self._turned
 
 
 class LayerStep:
@@ -70,16 +107,17 @@ class LayerStep:
         self,
         layer: torch.nn.Module,
         passed: tuple[torch.nn.Module, ...],
-        rest: torch.nn.Module,
+        rest: Rest,
         half: AttentionHalf,
         pool: Pool | None,
     ) -> None:
         """`passed` are the modules that are passed over, attention in their middle."""
-        self.stock: Callable[..., torch.Tensor] = layer.forward
+        self.stock: Callable[..., Any] = layer.forward
         self.half, self.rest = half, rest
         attention: Any = passed[1]
         self.index: int = attention.layer_idx
-        self._pool, self._shape = pool, half.shape
+        self.turns = Turns(half.shape.turned)
+        self._pool, self._shape, self._add = pool, half.shape, short_calls().mira_add
         modules = [module for part in passed for module in part.modules()]
         self._hooks = [m._forward_hooks for m in modules] + [m._forward_pre_hooks for m in modules]
 
@@ -87,22 +125,27 @@ class LayerStep:
         """As the layer: states [B, T, H] after attention and what follows it."""
         found = None if args else self._find(hidden_states, told)
         if found is None:
-            return self.stock(hidden_states, *args, **told)
+            answer: torch.Tensor = self.stock(hidden_states, *args, **told)
+            return answer
         kept, angles, grown = found
-        h, y = torch.empty_like(hidden_states), torch.empty_like(hidden_states)
-        tokens = hidden_states.shape[0] * hidden_states.shape[1]
+        tokens, width = hidden_states.shape[0] * hidden_states.shape[1], hidden_states.shape[2]
+        h, y = torch.empty_like(hidden_states), torch.empty(tokens, width)
         where = hidden_states.data_ptr(), angles, h.data_ptr(), y.data_ptr()
         self.half.run_at(ctypes.addressof(kept), tokens, *where, self._pool)
         if grown is not None:
             grown()
-        return h + self.rest(y)
+        added = self.rest(y)
+        if added.dtype is not torch.float32 or not added.is_contiguous():
+            return h.add_(added.view_as(h))
+        self._add(h.data_ptr(), added.data_ptr(), h.numel())
+        return h
 
     def _find(self, x: torch.Tensor, told: dict[str, Any]) -> Found | None:
         """What the library needs beside the states; None: they are not for it."""
         usual = x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu"
         if not usual or x.requires_grad or any(self._hooks):
             return None
-        angles = _angles(told.get("position_embeddings"), x, self._shape.turned)
+        angles = self.turns.of(told.get("position_embeddings"), x.shape[0] * x.shape[1])
         cache = told.get(CACHES[0])
         cache = told.get(CACHES[1]) if cache is None else cache
         if angles is None or cache is None:
@@ -122,25 +165,6 @@ def _is_plain(told: Mapping[str, Any]) -> bool:
     return all(value is None or value is False or name in PLAIN for name, value in told.items())
 
 
-def _angles(given: Any, x: torch.Tensor, turned: int) -> Angles | None:
-    """Of cosines and sines [B or 1, T, turned] for x [B, T, H]; None for anything else."""
-    if not (isinstance(given, tuple) and len(given) == 2):
-        return None
-    cos, sin = given
-    fits = (
-        cos.dtype is sin.dtype is torch.float32
-        and cos.dim() == 3
-        and cos.shape == sin.shape
-        and cos.shape[2] == turned
-        and cos.is_contiguous()
-        and sin.is_contiguous()
-    )
-    rows = cos.shape[0] * cos.shape[1] if fits else 0
-    if rows not in (1, x.shape[0] * x.shape[1]):
-        return None
-    return cos.data_ptr(), sin.data_ptr(), 0 if rows == 1 else turned
-
-
 def _is_attention(module: torch.nn.Module) -> bool:
     children = dict(module.named_children())
     linear = {name for name, child in children.items() if isinstance(child, DenseLinear)}
@@ -155,10 +179,10 @@ def _halves(
     own = [getattr(attention, name, None) for name in NORMS]
     norms = find_norm(before), *(norm and find_norm(norm) for norm in own), find_norm(after)
     dim, scale = getattr(attention, "head_dim", None), getattr(attention, "scaling", None)
-    known = isinstance(dim, int) and isinstance(scale, float) and hasattr(attention, "layer_idx")
-    if not known or [norm is None for norm in norms[1:3]] != [norm is None for norm in own]:
+    if not (isinstance(dim, int) and isinstance(scale, float) and hasattr(attention, "layer_idx")):
         return
-    assert dim is not None
+    if [norm is None for norm in norms[1:3]] != [norm is None for norm in own]:
+        return
     heads = projections[1].out_features // dim
     group = projections[0].out_features // dim // max(heads, 1)
     biases = [None if p.bias is None else p.bias.numpy() for p in projections]
@@ -170,7 +194,7 @@ def _halves(
             return
 
 
-def _answers_alike(step: LayerStep) -> bool:
+def _answers_alike(step: LayerStep, rest: torch.nn.Module) -> bool:
     """Whether a layer answers so: two sequences, and a token after their prompts, far on."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, PROMPT + 1, step.half.hidden, generator=generator)
@@ -182,14 +206,15 @@ def _answers_alike(step: LayerStep) -> bool:
     for layer in (step.stock, step):
         cache = Cache(layers=[GrowingLayer() for _ in range(step.index + 1)])
         for part in (slice(PROMPT), slice(PROMPT, None)):
-            told = {"position_ids": places[:, part], "attention_mask": None, name or "": cache}
-            told["position_embeddings"] = cos[:, part].contiguous(), sin[:, part].contiguous()
+            angles = cos[:, part].contiguous(), sin[:, part].contiguous()
+            told: dict[str, Any] = {"position_ids": places[:, part], "attention_mask": None}
+            told |= {"position_embeddings": angles, name or "": cache}
             try:
-                with _probed(step.rest):
+                with _probed(rest):
                     y = layer(x[:, part].contiguous(), **told)
             except REFUSALS:
                 return False  # it wants something else
-        kept = cache.layers[step.index]
+        kept: Any = cache.layers[step.index]
         answers.append((y, kept.keys, kept.values))
     return all(itertools.starmap(_is_near, zip(*answers, strict=True)))
 

@@ -3,7 +3,6 @@
 transformers' own layer makes new tensors for every token and copies all that were there into them.
 """
 
-import ctypes
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, **kwargs: Any) -> None:
         self._set: list[torch.Tensor | None] = [None, None]
-        super().__init__(**kwargs)
+        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
 
     @property
     def keys(self) -> torch.Tensor | None:

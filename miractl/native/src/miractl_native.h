@@ -82,6 +82,9 @@ MIRA_API void mira_rms_norm(mira_pool *pool, const mira_norm *norm, const float 
 MIRA_API void mira_combine(const float *parts, const int64_t *place, const float *weights,
                            int32_t tokens, int32_t top, int32_t width, float *y);
 
+/* y[n] += x[n]. */
+MIRA_API void mira_add(float *y, const float *x, int64_t n);
+
 /* Vectors x[batch, heads, tokens, dim] with gaps, strides in floats, and angles[batch, tokens, dim],
  * whose angle_stride is 0 if all of a batch have the same. dim is even. */
 typedef struct {
@@ -144,12 +147,12 @@ typedef struct {
     int32_t experts, hidden, top, renormalized;
 } mira_router;
 
-/* logits[tokens, experts] = x[tokens, hidden] weight^T, and the ids and probabilities, scores, of
- * the most probable, both [tokens, top]; probabilities[experts] is room. MIRA_TIED: equal ones are
- * in question. */
+/* logits[tokens, experts] = x[tokens, hidden] weight^T, which may be NULL, and the ids and
+ * probabilities, scores, of the most probable, both [tokens, top]. MIRA_TIED: equal ones are in
+ * question. */
 MIRA_API int mira_route(mira_pool *pool, const mira_router *router, const float *weight,
-                        const float *x, int32_t tokens, float *logits, float *probabilities,
-                        float *scores, int64_t *ids);
+                        const float *x, int32_t tokens, float *logits, float *scores,
+                        int64_t *ids);
 
 /* Experts on their tokens: parts[t, k] = expert ids[t, k] of x[t], for the pairs whose block is
  * not NULL; the other rows of parts stay as they are. Then, unless y is NULL,
