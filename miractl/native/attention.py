@@ -14,6 +14,7 @@ from miractl.native.memory import Span
 from miractl.native.norm import Norm, NormStruct
 
 MOST_GROUP = 64  # queries of a head of keys
+UNFIT = 5  # MIRA_UNFIT
 
 
 class Queries(ctypes.Structure):
@@ -46,6 +47,7 @@ class Kept(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_int64) for name in ("sequences", "heads", "dim", "room")),
         *((name, ctypes.c_int64) for name in ("batch", "head", "token", "tokens")),
         *((name, ctypes.c_void_p) for name in ("rows", "written", "starts")),
     ]
@@ -128,11 +130,17 @@ class AttentionHalf:
         h: int,
         y: int,
         pool: Pool | None = None,
-    ) -> None:
+    ) -> bool:
         """Of x[tokens, hidden], each of another sequence, to h and y of the same shape.
 
-        `kept` is the address of a `Kept`; `angles` those of cosines and sines and the stride of
-        both. The caller answers for the memory.
+        `kept` is the address of a `Kept`, which grows by these; False, and nothing done, where it
+        is of others or full. `angles` are addresses of cosines and sines and the stride of both.
+        The caller answers for the memory.
         """
         where = self._address, kept, tokens, x, *angles, h, y
-        raise_for(self._call(pool and pool.address, *where))
+        status = self._call(None if pool is None else pool.address, *where)
+        if status == UNFIT:
+            return False
+        if status:
+            raise_for(status)
+        return True

@@ -8,7 +8,7 @@ other caches, hooks on what would be passed over: everything else is the stock l
 import ctypes
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,27 +23,22 @@ from miractl.runtime.dense import DenseLinear
 from miractl.runtime.kv import GrowingLayer
 from miractl.runtime.moe_block import Rest, rest_of, stock
 from miractl.runtime.norms import find_norm
+from miractl.runtime.passes import CACHES, Pass, Passes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 NORMS = ("q_norm", "k_norm")
-CACHES = ("cache", "past_key_values")
-# What a layer may be told beside its states, without another answer.
-PLAIN = {"position_embeddings", "position_ids", "use_cache", *CACHES}
 FIRST, PROMPT = 1000, 5  # position and tokens of what layers are asked
 REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
-
-Angles = tuple[int, int, int]  # addresses of cosines and sines, and their stride
-Found = tuple[Kept, Angles, Callable[[], None] | None]
 
 
 def install(model: torch.nn.Module, pool: Pool | None) -> int:
     """Compute every such layer of a model so; returns how many there are."""
-    shared: dict[int, Turns] = {}
-    found = 0
+    passes, found = Passes(), 0
     for module in list(model.modules()):
         step = find_step(module, pool)
         if step is not None:
-            step.turns = shared.setdefault(step.half.shape.turned, step.turns)
+            step.passes = passes
+            passes.watch([*step.passed, *getattr(step.rest, "passed", ())])
             # On the object, as for norms: hooks and whoever asks for its class find the module.
             module.forward = step
             found += 1
@@ -68,38 +63,6 @@ def find_step(module: torch.nn.Module, pool: Pool | None = None) -> "LayerStep |
     return None
 
 
-class Turns:
-    """Where cosines and sines are: looked for once a step, and the same for all its layers."""
-
-    def __init__(self, turned: int) -> None:
-        self._turned = turned
-        self._last: tuple[Any, int, Angles | None] = None, 0, None
-
-    def of(self, given: Any, tokens: int) -> Angles | None:
-        """Of a pair [B or 1, T, turned] for so many tokens; None for anything else."""
-        last = self._last  # kept: another thread may ask meanwhile
-        if last[0] is not given or last[1] != tokens:
-            last = self._last = given, tokens, self._find(given, tokens)
-        return last[2]
-
-    def _find(self, given: Any, tokens: int) -> Angles | None:
-        if not (isinstance(given, tuple) and len(given) == 2):
-            return None
-        cos, sin = given
-        fits = (
-            cos.dtype is sin.dtype is torch.float32
-            and cos.dim() == 3
-            and cos.shape == sin.shape
-            and cos.shape[2] == self._turned
-            and cos.is_contiguous()
-            and sin.is_contiguous()
-        )
-        rows = cos.shape[0] * cos.shape[1] if fits else 0
-        if rows not in (1, tokens):
-            return None
-        return cos.data_ptr(), sin.data_ptr(), 0 if rows == 1 else self._turned
-
-
 class LayerStep:
     """The forward pass of a layer: new tokens by the library, all else by the stock module."""
 
@@ -116,53 +79,61 @@ class LayerStep:
         self.half, self.rest = half, rest
         attention: Any = passed[1]
         self.index: int = attention.layer_idx
-        self.turns = Turns(half.shape.turned)
-        self._pool, self._shape, self._add = pool, half.shape, short_calls().mira_add
-        modules = [module for part in passed for module in part.modules()]
-        self._hooks = [m._forward_hooks for m in modules] + [m._forward_pre_hooks for m in modules]
+        self.passed = [module for part in passed for module in part.modules()]
+        self.passes = Passes()
+        self._pool, self._run, self._add = pool, half.run_at, short_calls().mira_add
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **told: Any) -> torch.Tensor:
         """As the layer: states [B, T, H] after attention and what follows it."""
-        found = None if args else self._find(hidden_states, told)
+        now = self.passes.now
+        if (
+            now.angles is not told.get("position_embeddings")
+            or now.cache is not told.get("cache")
+            or now.mask is not told.get("attention_mask")
+            or now.states is not hidden_states
+        ):
+            now = self.passes.look(hidden_states, told)
+        kept = None if args else self._kept(now, told)
+        found = None if kept is None else self._before(hidden_states, kept, now)
         if found is None:
             answer: torch.Tensor = self.stock(hidden_states, *args, **told)
             return answer
-        kept, angles, grown = found
-        tokens, width = hidden_states.shape[0] * hidden_states.shape[1], hidden_states.shape[2]
-        h, y = torch.empty_like(hidden_states), torch.empty(tokens, width)
-        where = hidden_states.data_ptr(), angles, h.data_ptr(), y.data_ptr()
-        self.half.run_at(ctypes.addressof(kept), tokens, *where, self._pool)
-        if grown is not None:
-            grown()
+        h, y = found
         added = self.rest(y)
-        if added.dtype is not torch.float32 or not added.is_contiguous():
-            return h.add_(added.view_as(h))
-        self._add(h.data_ptr(), added.data_ptr(), h.numel())
+        if added.dtype is torch.float32 and added.is_contiguous():
+            self._add(h.data_ptr(), added.data_ptr(), h.numel())
+        else:
+            h.add_(added.view_as(h))
+        now.states = h
         return h
 
-    def _find(self, x: torch.Tensor, told: dict[str, Any]) -> Found | None:
-        """What the library needs beside the states; None: they are not for it."""
-        usual = x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu"
-        if not usual or x.requires_grad or any(self._hooks):
+    def _kept(self, now: Pass, told: dict[str, Any]) -> Kept | None:
+        """Where keys and values are and go; None: not where the library can take them from."""
+        if now.turned != self.half.shape.turned:
             return None
-        angles = self.turns.of(told.get("position_embeddings"), x.shape[0] * x.shape[1])
-        cache = told.get(CACHES[0])
-        cache = told.get(CACHES[1]) if cache is None else cache
-        if angles is None or cache is None:
-            return None
-        if not isinstance(cache, Cache):
-            kept = paged.find_kept(cache, self.index, x.shape, told, self._shape)
-            return None if kept is None else (kept, angles, None)
-        layer = cache.layers[self.index] if self.index < len(cache.layers) else None
-        if type(layer) is not GrowingLayer or x.shape[1] != 1 or not _is_plain(told):
-            return None
-        kept = layer.kept(x.shape[0], self._shape.heads, self._shape.dim)
-        return None if kept is None else (kept, angles, layer.grown)
+        if now.layers is None:
+            return paged.find_kept(now.cache, self.index, now.shape, told, self.half.shape)
+        layer = now.layers[self.index] if self.index < len(now.layers) else None
+        return layer.kept if type(layer) is GrowingLayer else None
 
+    def _before(
+        self, x: torch.Tensor, kept: Kept, now: Pass
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """States after attention, [B, T, H], and what goes to the experts, [B * T, H].
 
-def _is_plain(told: Mapping[str, Any]) -> bool:
-    """Whether nothing is asked for but the next token of each sequence, with nothing masked."""
-    return all(value is None or value is False or name in PLAIN for name, value in told.items())
+        None where what is kept is not of these sequences.
+        """
+        h, y = torch.empty_like(x), torch.empty(now.tokens, x.shape[2])
+        where = now.tokens, x.data_ptr(), now.where, h.data_ptr(), y.data_ptr(), self._pool
+        if self._run(ctypes.addressof(kept), *where):
+            return h, y
+        if now.layers is not None:
+            layer = now.layers[self.index]
+            layer.make_room()
+            kept = layer.kept
+            if kept is not None and self._run(ctypes.addressof(kept), *where):
+                return h, y
+        return None
 
 
 def _is_attention(module: torch.nn.Module) -> bool:

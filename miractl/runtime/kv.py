@@ -24,8 +24,7 @@ class GrowingLayer(DynamicLayer):
     """
 
     _rooms: Pair | None = None  # None: what is kept was set from outside
-    _kept: Kept | None = None  # the rooms as the library takes them
-    _length = 0  # tokens in the rooms
+    _kept: Kept | None = None  # the rooms as the library takes them; it counts their tokens
 
     def __init__(self, **kwargs: Any) -> None:
         self._set: list[torch.Tensor | None] = [None, None]
@@ -50,9 +49,9 @@ class GrowingLayer(DynamicLayer):
         self._take(1, values)
 
     def _get(self, which: int) -> torch.Tensor | None:
-        if self._rooms is None:
+        if self._rooms is None or self._kept is None:
             return self._set[which]
-        return self._rooms[which].narrow(-2, 0, self._length)
+        return self._rooms[which].narrow(-2, 0, self._kept.tokens)
 
     def _take(self, which: int, states: torch.Tensor | None) -> None:
         if self._rooms is not None:
@@ -61,7 +60,8 @@ class GrowingLayer(DynamicLayer):
 
     def get_seq_length(self) -> int:
         """Tokens that are kept."""
-        return super().get_seq_length() if self._rooms is None else self._length
+        kept = self._kept
+        return int(super().get_seq_length() if kept is None else kept.tokens)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -74,59 +74,46 @@ class GrowingLayer(DynamicLayer):
         rooms = self._rooms_for(end, (key_states, value_states))
         for room, states in zip(rooms, (key_states, value_states), strict=True):
             room.narrow(-2, begin, end - begin).copy_(states)
-        self._length = end
+        assert self._kept is not None
+        self._kept.tokens = end
         return rooms[0].narrow(-2, 0, end), rooms[1].narrow(-2, 0, end)
 
-    def kept(self, sequences: int, heads: int, dim: int) -> Kept | None:
-        """Where the library finds all tokens and writes the next one of each sequence.
+    @property
+    def kept(self) -> Kept | None:
+        """Where the library finds all tokens and writes the next of each sequence, if it can.
 
-        None where nothing is kept yet, or not in such float32 on the CPU. Whoever has written calls
-        `grown`.
+        None where nothing is kept yet, or something else than float32 on the CPU. There may be no
+        room for the next token before `make_room`.
         """
-        if self._kept is None or self._length == self._room_tokens:
-            self._kept = self._find_kept()
-        kept = self._kept
-        if kept is None or self._shape != (sequences, heads, dim):
+        kept, rooms = self._kept, self._rooms
+        if kept is None or rooms is None or rooms[0].dtype is not torch.float32:
             return None
-        kept.tokens = self._length
-        return kept
+        alike = rooms[0].shape == rooms[1].shape and rooms[1].dtype is torch.float32
+        return kept if alike and rooms[0].device.type == "cpu" else None
 
-    def grown(self) -> None:
-        """The next token of each sequence has been written."""
-        self._length += 1
-
-    def _find_kept(self) -> Kept | None:
-        length = self.get_seq_length()
-        if not length:
-            return None
+    def make_room(self) -> None:
+        """Have room for one more token, if there is one already."""
         keys, values = self.keys, self.values
-        assert keys is not None
-        assert values is not None
-        usual = keys.dtype is values.dtype is torch.float32 and keys.device.type == "cpu"
-        if not usual or keys.shape != values.shape:
-            return None
-        key, value = self._rooms_for(length + 1, (keys, values))
-        self._length, self._room_tokens = length, key.shape[-2]
-        self._shape = (*key.shape[:2], key.shape[3])
-        return Kept(key.data_ptr(), value.data_ptr(), *key.stride()[:3])
+        if keys is not None and values is not None and self.get_seq_length():
+            self._rooms_for(keys.shape[-2] + 1, (keys, values))
 
     def _rooms_for(self, tokens: int, like: Pair) -> Pair:
         """Rooms for so many tokens, and some more, with all that is kept in them."""
         rooms = self._rooms
         if rooms is None or tokens > rooms[0].shape[-2]:
-            room = tokens + max(LEAST_ROOM, tokens // ROOM_SHARE)
-            old = (self.keys, self.values) if self.get_seq_length() else (None, None)
+            length, room = self.get_seq_length(), tokens + max(LEAST_ROOM, tokens // ROOM_SHARE)
+            old = (self.keys, self.values) if length else (None, None)
             rooms = _room(old[0], like[0], room), _room(old[1], like[1], room)
-            self._rooms, self._set, self._kept = rooms, [None, None], None
+            self._rooms, self._set, self._kept = rooms, [None, None], _kept_in(rooms, length)
         return rooms
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GrowingLayer":
         other = type(self)()
         vars(other).update(vars(self))
-        other._kept = None
-        if self._rooms is not None:
-            other._rooms = self._rooms[0].clone(), self._rooms[1].clone()
         other._set = [None if states is None else states.clone() for states in self._set]
+        if self._rooms is not None and self._kept is not None:
+            other._rooms = self._rooms[0].clone(), self._rooms[1].clone()
+            other._kept = _kept_in(other._rooms, self._kept.tokens)
         return other
 
 
@@ -143,3 +130,10 @@ def _room(old: torch.Tensor | None, new: torch.Tensor, tokens: int) -> torch.Ten
     if old is not None:
         room.narrow(-2, 0, old.shape[-2]).copy_(old)
     return room
+
+
+def _kept_in(rooms: Pair, tokens: int) -> Kept:
+    keys, values = rooms
+    batch, heads, room, dim = keys.shape
+    where = keys.data_ptr(), values.data_ptr()
+    return Kept(*where, batch, heads, dim, room, *keys.stride()[:3], tokens)

@@ -22,28 +22,26 @@ class RoutedBlock:
     def __init__(
         self, block: torch.nn.Module, router: Router, gate: Any, experts: Any, pool: Pool | None
     ) -> None:
-        self._block, self._router, self._gate, self._experts = block, router, gate, experts
-        self._pool = pool
-        passed = [m for part in (gate, experts) for m in part.modules()]
-        self._hooks = [block._forward_hooks, block._forward_pre_hooks, experts._forward_pre_hooks]
-        self._hooks += [gate._forward_pre_hooks_with_kwargs, *(m._forward_hooks for m in passed)]
-        self._listeners = gate._forward_pre_hooks
+        self.passed = [block, *experts.modules()]
+        self._stock, self._gate, self._experts = stock(block), gate, experts
+        self._pick, self._pool = router.pick, pool
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of x [T, H] without gaps."""
-        chosen = None
-        if x.shape[0] <= MOST_TOKENS and not any(self._hooks) and not self._is_changed(x):
-            chosen = self._router.pick(x, self._pool)
-        if chosen is None:
-            return stock(self._block)(x)
-        layer, runner = self._experts._miractl
+        if not self._is_for_us(x) or (chosen := self._pick(x, self._pool)) is None:
+            return self._stock(x)
         scores, ids = chosen
-        answer: torch.Tensor = runner.run(layer, self._experts, x, ids, scores)
+        experts = self._experts
+        layer, runner = experts._miractl
+        answer: torch.Tensor = runner.run(layer, experts, x, ids, scores)
         return answer
 
-    def _is_changed(self, x: torch.Tensor) -> bool:
-        """Tell those who listen to the router; whether one wants it to see something else."""
-        return any(hear(self._gate, (x,)) is not None for hear in self._listeners.values())
+    def _is_for_us(self, x: torch.Tensor) -> bool:
+        """Whether there are few tokens, and nobody who listens to the router wants others."""
+        gate = self._gate
+        if x.shape[0] > MOST_TOKENS or gate._forward_hooks or gate._forward_pre_hooks_with_kwargs:
+            return False
+        return all(hear(gate, (x,)) is None for hear in gate._forward_pre_hooks.values())
 
 
 def stock(block: torch.nn.Module) -> Rest:

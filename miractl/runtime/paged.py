@@ -39,5 +39,6 @@ def find_kept(
     if not fits:
         return None
     where = (t.data_ptr() for t in (rows, written, starts))
+    sizes = x[1], shape.heads, shape.dim, 0
     strides = 0, shape.dim, shape.heads * shape.dim, 0
-    return Kept(keys.data_ptr(), values.data_ptr(), *strides, *where)
+    return Kept(keys.data_ptr(), values.data_ptr(), *sizes, *strides, *where)

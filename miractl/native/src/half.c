@@ -103,13 +103,21 @@ static int take_in(mira_pool *pool, const mira_half *half, const mira_kept *kept
     return MIRA_OK;
 }
 
-int mira_attention_half(mira_pool *pool, const mira_half *half, const mira_kept *kept,
-                        int32_t tokens, const float *x, const float *cos, const float *sin,
+static int is_fit(const mira_half *half, const mira_kept *kept, int32_t tokens)
+{
+    return kept->sequences == tokens && kept->heads == half->heads && kept->dim == half->dim
+           && (kept->rows || kept->tokens < kept->room);
+}
+
+int mira_attention_half(mira_pool *pool, const mira_half *half, mira_kept *kept, int32_t tokens,
+                        const float *x, const float *cos, const float *sin,
                         int64_t angle_stride, float *h, float *y)
 {
     const mira_matrix *out = &half->matrices[OUT];
     half_room room = {0};
     workspace ws = {0};
+    if (!is_fit(half, kept, tokens))
+        return MIRA_UNFIT;
     take_room(half, tokens, &ws, &room);
     ws = (workspace){.base = aligned_alloc(64, ws.used)};
     if (!ws.base)
@@ -126,6 +134,7 @@ int mira_attention_half(mira_pool *pool, const mira_half *half, const mira_kept 
         for (size_t i = 0; i < (size_t)tokens * out->rows; i++)
             h[i] = x[i] + h[i];
         norm_rows(&half->after, h, tokens, y);
+        kept->tokens++;
     }
     free(ws.base);
     return status;

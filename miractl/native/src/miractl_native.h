@@ -13,7 +13,7 @@
 #define MIRA_API __attribute__((visibility("default")))
 #define MIRA_ABI 11 /* raised with every change of this file, brain.h, bets.h, residency.h, shares.h */
 
-enum { MIRA_OK, MIRA_NO_MEMORY, MIRA_NOT_FINITE, MIRA_BAD_EXPERT, MIRA_TIED };
+enum { MIRA_OK, MIRA_NO_MEMORY, MIRA_NOT_FINITE, MIRA_BAD_EXPERT, MIRA_TIED, MIRA_UNFIT };
 enum { MIRA_I8, MIRA_I4K };
 enum { MIRA_SILU, MIRA_GELU_TANH, MIRA_GELU_ERF, MIRA_RELU2 };
 enum { MIRA_SCALAR, MIRA_AVX2, MIRA_VNNI, MIRA_NEON, MIRA_ISAS };
@@ -126,19 +126,20 @@ typedef struct {
 } mira_half;
 
 /* Where the keys and values of some sequences are, and where those of one more token of each go.
- * Without rows, sequence b has tokens 0 to tokens - 1, and gets the next; with rows, those that
- * mira_attention says, of which written[b] is the new one. Strides are in floats. */
+ * Without rows, each of `sequences` has tokens 0 to tokens - 1 of `room`, and gets the next; with
+ * rows, those that mira_attention says, of which written[b] is the new one. Strides are in
+ * floats. */
 typedef struct {
     float *keys, *values;
-    int64_t batch, head, token, tokens;
+    int64_t sequences, heads, dim, room, batch, head, token, tokens;
     const int64_t *rows, *written;
     const int32_t *starts;
 } mira_kept;
 
 /* h[tokens, hidden] and y[tokens, hidden] = after(h) of x[tokens, hidden], one token of each
  * sequence; what is kept grows by these. cos and sin are [tokens, turned], or [turned] with
- * angle_stride 0. */
-MIRA_API int mira_attention_half(mira_pool *pool, const mira_half *half, const mira_kept *kept,
+ * angle_stride 0. MIRA_UNFIT: what is kept is of others, or there is no room; nothing was done. */
+MIRA_API int mira_attention_half(mira_pool *pool, const mira_half *half, mira_kept *kept,
                                  int32_t tokens, const float *x, const float *cos,
                                  const float *sin, int64_t angle_stride, float *h, float *y);
 
