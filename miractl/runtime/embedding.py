@@ -48,9 +48,10 @@ class StoredEmbedding(torch.nn.Module):
 
 
 @torch.no_grad()
-def _is_plain(module: torch.nn.Module) -> bool:
-    """Whether a module answers with the very rows of its weight: those of some are scaled."""
-    rows = torch.linspace(1, 2, 8).view(2, 4)
+def _is_plain(module: Any) -> bool:
+    """Whether a module answers with the very rows of its weight: some scale or norm them."""
+    width = module.weight.shape[1]
+    rows = torch.linspace(1, 2, 2 * width, dtype=module.weight.dtype).view(2, width)
     places = torch.tensor([[1, 0]])
     found = torch.func.functional_call(module, {"weight": rows}, (places,))
     return isinstance(found, torch.Tensor) and torch.equal(found, rows[places])
