@@ -166,7 +166,8 @@ class Decoding:
         routing = drawn(tokens, *shape)
         self.ids, self.scores = routing.ids.astype(np.int64), routing.probabilities
         ways = (round(SHARE * experts),) * self.layers
-        self._clock, heat = Clock(), HeatTable(self.layers, experts, top, clock=time.monotonic)
+        self._clock = Clock()
+        heat = HeatTable(self.layers, experts, top, clock=self._clock)
         self.brain = Brain(make_policy(policy, top, ways[0], heat), heat)
         slots = sum(ways) + RESERVE
         self._slots = make_slots(slots, ways_for(policy, ways), STAGED, self.brain)

@@ -40,8 +40,9 @@ class Residency(ctypes.Structure):
 
     _fields_ = [
         *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "pools", "admission")),
-        *((n, ctypes.c_int32) for n in ("staging_limit", "staged", "passing", "layer", "count")),
-        *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),  # from here to `arrived`: `found`
+        *((n, ctypes.c_int32) for n in ("staging_limit", "staged")),
+        *((n, ctypes.c_int32) for n in ("passing", "layer", "count")),  # from here: `found`
+        *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
         *((n, ctypes.c_int32) for n in ("next", "arrived", "bet_count", "stale_count")),
         *((n, ctypes.c_int64) for n in ("evictions", "bypassed", *BETS)),
         *((n, ctypes.c_double) for n in ("now", "decay")),
@@ -51,9 +52,9 @@ class Residency(ctypes.Structure):
     ]
 
     def found(self) -> memoryview:
-        """The counts of a step, int32: `_COUNTS`, then `next` and `arrived`."""
+        """What is known of a step, int32: from `passing` to `arrived`."""
         kind: Any = Residency
-        start, end = kind.here_count.offset, kind.arrived.offset + 4
+        start, end = kind.passing.offset, kind.arrived.offset + 4
         return memoryview(self).cast("B")[start:end].cast("i")
 
 

@@ -53,7 +53,7 @@ class PlainSlots(StagedResidency):
     ) -> int:
         """As the protocol says; nobody bets, and nothing can be copied."""
         assert router == NOWHERE
-        self.record(step)
+        self.record(step, known[0])
         return self.ask(step) if whole else Status.PLACED
 
     def ask(self, step: Routed) -> int:

@@ -6,7 +6,7 @@ guards the slot table and the counters and is never held while bytes move or exp
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,16 +21,14 @@ from miractl.runtime.host_side import HostSide
 from miractl.runtime.ticket import Ticket
 from miractl.runtime.transfer import Transfers
 
+if TYPE_CHECKING:
+    from miractl.runtime.prefetch import Prefetcher
+
+NOBODY: list[Ticket] = []
 NO_SLOT = -1  # of an expert that is computed on the host, where it lies
-DONE, UNWANTED, PLACED = State.DONE, Status.UNWANTED, Status.PLACED  # looked up once
+DONE = State.DONE  # looked up once
+PLACED, UNWANTED, HERE = int(Status.PLACED), int(Status.UNWANTED), int(Status.HERE)
 ENDED = (State.DONE, State.FAILED)
-
-
-class Bets(Protocol):
-    """Who bets on the next layers."""
-
-    def bet(self, step: Routed, hidden: Any) -> None:
-        """The demands of a layer are on their way; `hidden` [tokens, H] entered it."""
 
 
 class ExpertCache:
@@ -53,7 +51,7 @@ class ExpertCache:
         `punch` is told which part of a step begins. `host`: what misses may be left to.
         """
         self.residency, self.transfers = residency, transfers
-        self.bets: Bets | None = None
+        self.bets: Prefetcher | None = None
         self._counters, self.switches = Counters(), SwitchTimes()
         self.expert_bytes = np.array(expert_bytes)
         self.lock = threading.Lock()
@@ -101,9 +99,9 @@ class ExpertCache:
         `whole` is asked for in parts. `hidden` [tokens, H] entered it; `router`: as
         `SlotTable.decide` says.
         """
-        queue, table = self.transfers, self.residency
+        queue, table, clock = self.transfers, self.residency, self._clock
         queue.poll()
-        self._asked = now = self._clock()
+        self._asked = now = clock()
         waited, each = queue.stats.waited_seconds, queue.seconds_each
         with self.lock:
             known = now, waited, each, self._spent, self._computed
@@ -114,8 +112,8 @@ class ExpertCache:
             if whole:
                 self._computed = 0
                 self._find(step, status)
-        if whole and self.bets is not None:
-            self.bets.bet(step, hidden)
+                if self.bets is not None:
+                    self.bets.bet(step, hidden)
         return table.different
 
     def parts(self, step: Routed, hidden: Any, limit: int) -> Iterator[tuple[slice, Routed, int]]:
@@ -131,7 +129,8 @@ class ExpertCache:
         for rows, part in step.parts(limit):
             self._look(part, begins=True)
             if bets is not None:
-                bets.bet(step, hidden)
+                with self.lock:
+                    bets.bet(step, hidden)
                 bets = None
             yield rows, part, self.residency.different
 
@@ -164,7 +163,7 @@ class ExpertCache:
                 punch("waiting")
                 arrived = self._arrived()
                 punch("misses")
-                yield [[ticket.key.expert, ticket.slot] for ticket in arrived]
+                yield arrived
             if table.passing:
                 with self.lock:
                     table.end_transit()
@@ -209,8 +208,12 @@ class ExpertCache:
 
         The rest waits for another wave. `status` is the table's, which has been asked.
         """
-        table, keys, host = self.residency, self._keys[step.layer], self._host
+        table, host = self.residency, self._host
         self._here = here = table.here
+        if status == HERE and host is None:
+            self._waiting = NOBODY
+            return
+        keys = self._keys[step.layer]
         coming: dict[ExpertKey, Ticket] = {}
         if table.arrived:
             for _, slot in here[-table.arrived :]:
@@ -231,26 +234,24 @@ class ExpertCache:
             submit = self.transfers.submit
             self._waiting += [submit(keys[expert], slot) for expert, slot in placed]
 
-    def _arrived(self) -> list[Ticket]:
-        """Those that are waited for and there, at least one."""
-        waiting = self._waiting
-        self.transfers.poll()
-        arrived = [ticket for ticket in waiting if ticket.state in ENDED]
-        if not arrived:
-            self._wait(waiting[0])
-            arrived = [ticket for ticket in waiting if ticket.state in ENDED]
+    def _arrived(self) -> Pairs:
+        """Those that are waited for and there, or cannot be brought; at least one."""
+        queue, asked, wait = self.transfers, self._asked, self._wait
+        queue.poll()
+        if not any(ticket.state in ENDED for ticket in self._waiting):
+            wait(self._waiting[0])
+        arrived: list[Ticket] = []
+        left: list[Ticket] = []
+        for ticket in self._waiting:
+            (arrived if ticket.state in ENDED else left).append(ticket)
         for ticket in arrived:
-            self._wait(ticket)
+            wait(ticket)
         if self.lost:  # nobody gets their slots before the step is through
             self._forget(arrived)
+        self._waiting = left
         with self.lock:
-            self.switches.add([ticket.finished_at - self._asked for ticket in arrived])
-        self._waiting = (
-            []
-            if len(arrived) == len(waiting)
-            else [ticket for ticket in waiting if ticket not in arrived]
-        )
-        return arrived
+            self.switches.add([ticket.finished_at - asked for ticket in arrived])
+        return [[ticket.key.expert, ticket.slot] for ticket in arrived]
 
     def _wait(self, ticket: Ticket) -> None:
         try:

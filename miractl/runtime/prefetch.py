@@ -15,9 +15,6 @@ from miractl.policy.prediction import Predictor
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
 
-RATE = 0.05  # weight of the newest layer in what deciding takes
-SKIPS = 63  # layers without bets before deciding is tried and timed again
-
 
 class Prefetcher:
     """Turns guesses into bets. Called by the layer that runs, one at a time."""
@@ -40,23 +37,21 @@ class Prefetcher:
         self.ahead = Ahead(self.bets, table, horizon, confidence, clock())
         self._cache, cache.bets = cache, self
         self._reach, self._clock = range(1, horizon + 1), clock
-        self._deciding = 0.0  # seconds that it takes to bet; 0: not known yet
-        self._skipped = 0
 
     def bet(self, step: Routed, hidden: Any) -> None:
         """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it.
 
-        Where deciding takes longer than all that is missing would be waited for, there are none.
+        There are none where they take too long to decide on. The caller holds the cache's lock.
         """
-        predictor, ahead, deciding = self.predictor, self.ahead, self._deciding
+        predictor, ahead, clock = self.predictor, self.ahead, self._clock
         predictor.observe(step, hidden)
-        if ahead.stall < deciding and self._skipped < SKIPS:
-            self._skipped += 1
+        if ahead.skips:
             return
-        clock, cache = self._clock, self._cache
-        self._skipped, began, queue = 0, clock(), cache.transfers
+        began, cache = clock(), self._cache
+        queue = cache.transfers
         each = queue.seconds_each
-        ahead.begin(began, each, *queue.pending)
+        demands, under_way = queue.pending
+        ahead.begin(began, each, demands, under_way)
         for layers in self._reach:
             # A transfer that takes less than the layers between can be begun later.
             if layers > 1 and each < (layers - 1) * ahead.times.at.compute:
@@ -64,11 +59,7 @@ class Prefetcher:
             guess = predictor.guess(layers)
             if guess is None:
                 break
-            with cache.lock:
-                placed = ahead.place(layers, guess)
-                if placed:
-                    cache.issue(step.layer + layers, placed, guess)
-        seconds = clock() - began
-        # A pause of the thread looks like long deciding: down at once, up slowly.
-        slowly = deciding + RATE * (seconds - deciding) if deciding else seconds
-        self._deciding = min(seconds, slowly)
+            placed = ahead.place(layers, guess)
+            if placed:
+                cache.issue(step.layer + layers, placed, guess)
+        ahead.took = clock() - began

@@ -13,7 +13,6 @@ to give the very bits of a run with every expert resident.
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -240,8 +239,8 @@ class _Reckless(Ahead):
         super().__init__(usual.bets, usual.table, 1, 1.0, 0.0)
 
     @property
-    def stall(self) -> float:
-        return math.inf  # no wait is too short to bet
+    def skips(self) -> bool:
+        return False  # no wait is too short to bet
 
     def place(self, ahead: int, guesses: npt.NDArray[np.float64]) -> list[list[int]]:
         layer = self.table.layer + ahead

@@ -1,6 +1,7 @@
 #include "ahead.h"
 
 #define RATE 0.05 /* of the averages, a layer's step; as miractl/simulate/betting.py has it */
+#define SKIPS 63  /* layers without bets, at most */
 
 /* A layer takes from the routing of the one before to its own. */
 static void mark(mira_ahead *a, int32_t layer)
@@ -26,6 +27,20 @@ static void time_experts(mira_ahead *a)
     a->was_prompt = a->prompt != 0;
 }
 
+/* Where deciding takes longer than all that is missing would be waited for, nobody bets; now and then
+ * it is tried and timed again. A pause of the thread looks like long deciding: down at once, up
+ * slowly. */
+static void skip(mira_ahead *a)
+{
+    if (a->took >= 0) {
+        double slowly = a->deciding + RATE * (a->took - a->deciding);
+        a->deciding = a->deciding > 0 && slowly < a->took ? slowly : a->took;
+        a->took = -1;
+    }
+    a->skips = a->stall < a->deciding && a->skipped < SKIPS;
+    a->skipped = a->skips ? a->skipped + 1 : 0;
+}
+
 int32_t ahead_settle(mira_ahead *a)
 {
     mira_residency *r = a->table;
@@ -37,6 +52,7 @@ int32_t ahead_settle(mira_ahead *a)
     double *stall = a->stalls + a->was_prompt;
     *stall += RATE * (routed.stall - *stall);
     a->stall = *stall;
+    skip(a);
     return routed.unwanted;
 }
 

@@ -12,8 +12,11 @@ typedef struct {
     double waited;               /* for transfers, in all */
     double spent;                /* computing the experts of the layer before that were there */
     int32_t computed, prompt;    /* how many they were; whether tokens of a prompt are routed */
+    double took;                 /* to decide on bets on the layers after the last one; below 0: there were none */
     double began;                /* when it all began */
     double stall;                /* out: that a layer has to expect without bets, on average */
+    double deciding;             /* what it takes to bet, on average; 0: not known yet */
+    int32_t skips, skipped;      /* out: no bets on the next layers; layers without any, one by one */
     int32_t horizon;             /* layers ahead at most */
     int32_t layers, last;        /* layer that was routed before; -1: none */
     int32_t was_prompt;          /* whether it was a prompt's */

@@ -146,15 +146,22 @@ static void take(mira_bets *b, const mira_moment *at, const float *p, const uint
         b->proposal[(size_t)at->layer * b->most + i] = -1;
 }
 
-/* Whether an expert is among the likeliest whose share of all guesses is `confidence`. */
-static int is_candidate(const mira_bets *b, const float *p, int32_t expert, double confidence)
+static double sum_of(const float *p, int32_t experts)
 {
-    double all = 0, before = 0;
-    for (int32_t e = 0; e < b->experts; e++) {
+    double all = 0;
+    for (int32_t e = 0; e < experts; e++)
         all += p[e];
-        before += p[e] > p[expert] ? p[e] : 0;
-    }
-    return before < confidence * all;
+    return all;
+}
+
+/* Whether an expert is among the likeliest whose share is `most`, of all guesses. */
+static int is_candidate(const mira_bets *b, const float *p, int32_t expert, double most)
+{
+    double before = 0;
+    for (int32_t e = 0; e < b->experts; e++)
+        if (p[e] > p[expert])
+            before += p[e];
+    return before < most;
 }
 
 int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const uint8_t *there,
@@ -164,11 +171,11 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
     size_t row = (size_t)at.layer * b->most;
     take(b, &at, p, there);
     int32_t room = at.room < b->most ? at.room : b->most, count = 0;
-    double saved = 0;
+    double saved = 0, most = at.confidence * sum_of(p, b->experts);
     for (; count < room && at.transfer > 0; count++) {
         int32_t e = likeliest(b);
         double sure = b->sure[e];
-        if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, at.confidence))
+        if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, most))
             break; /* not likely enough even if it delays nobody */
         prospect found = look(b, &at);
         found.hidden = fmin(found.hidden, at.stall - saved);
