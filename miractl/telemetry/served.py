@@ -21,9 +21,9 @@ COUNTS = (
 class Served:
     """What is decided by.
 
-    `ways` of each set; `staged`: bets at most; `prediction`: its mode, None without bets; `host`:
-    how it decides what the host computes, None where nothing is; `warm`: it began with what an
-    earlier run had learned; `parameters`: `NUMBERS`.
+    `ways` of each set; `staged`: bets at most, in them; `prediction`: its mode, None without bets;
+    `host`: how it decides what the host computes, None where nothing is; `warm`: it began with what
+    an earlier run had learned; `parameters`: `NUMBERS`.
     """
 
     policy: str
@@ -36,7 +36,8 @@ class Served:
 
     def fits(self, slots: int) -> bool:
         """Whether so many slots can be divided so: one always serves a demand beside bets."""
-        return self.staged + (self.staged > 0) + sum(self.ways) <= slots
+        places = sum(self.ways)
+        return self.staged <= places <= slots - (self.staged > 0)
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the file."""
