@@ -8,11 +8,12 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.deciding import Known
 from miractl.native.places import SlotPool
 from miractl.native.residency import Pairs, Role, State, Status
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
-from miractl.policy.routing import Routed
+from miractl.policy.routing import NOWHERE, Addresses, Routed
 from miractl.policy.staged import StagedResidency
 
 
@@ -25,7 +26,7 @@ class PlainSlots(StagedResidency):
         self.hits: npt.NDArray[np.int64] = np.zeros(policy.worth.shape, np.int64)
         self.misses: npt.NDArray[np.int64] = np.zeros_like(self.hits)
         self.here: Pairs = []
-        self.arrived = 0
+        self.arrived = self.different = 0
         self.called: list[int] = []
         self.placed: Pairs = []
         self._layer = 0
@@ -46,6 +47,14 @@ class PlainSlots(StagedResidency):
         """The least worthy of a set that has lost a way goes."""
         self.evictions += 1
         return super().shrink(index)
+
+    def decide(
+        self, step: Routed, known: Known, whole: bool = True, router: Addresses = NOWHERE
+    ) -> int:
+        """As the protocol says; nobody bets, and nothing can be copied."""
+        assert router == NOWHERE
+        self.record(step)
+        return self.ask(step) if whole else Status.PLACED
 
     def ask(self, step: Routed) -> int:
         """As the protocol says."""
@@ -68,6 +77,7 @@ class PlainSlots(StagedResidency):
             if key in self._staged
         }
         self._needed, self._waiting, self.placed = frozenset(keys), [], []
+        self.different = len(keys)
         self.here = [[key.expert, slot] for key, slot in found.items()]
         self._absent = [key.expert for key in keys if self.slot(key) is None]
         for key in keys:

@@ -46,7 +46,7 @@ class StagedResidency(Residency):
         self.in_vain: Counts = np.zeros(len(policy.worth), np.int64)
         self.counted = dict.fromkeys(BetCounts._fields, 0)
         self._stale: set[ExpertKey] = set()  # staged, and their layer has been routed since
-        self._unwanted: list[int] = []
+        self.unwanted: list[int] = []  # experts of bets on the routed layer, to be cancelled
         self._needed: frozenset[ExpertKey] = frozenset()  # by the step under way, of one layer
 
     @property
@@ -68,10 +68,6 @@ class StagedResidency(Residency):
         """The staged experts whose places the layer could have, as they were bet on; or all."""
         share = self.places.share
         return [key for key in self._staged if layer is None or share(key.layer, layer)]
-
-    def unwanted(self, count: int) -> list[int]:
-        """The first so many bets on the routed layer that have not begun and are not wanted."""
-        return self._unwanted[:count]
 
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
@@ -130,7 +126,7 @@ class StagedResidency(Residency):
         slack = (len(known) - missing) * compute + beside - missing * transfer
         stall = max(0.0, -slack) if missing else 0.0
         gained = lost = 0.0
-        wanted, progress, self._unwanted = set(known.tolist()), self.progress, []
+        wanted, progress, self.unwanted = set(known.tolist()), self.progress, []
         self._needed = frozenset(self.keys(layer, wanted))
         for key, slot in self._staged.items():
             own, state = key.layer == layer, State(progress.state[slot])
@@ -139,7 +135,7 @@ class StagedResidency(Residency):
             if own and not right:
                 self._stale.add(key)
                 if state is State.QUEUED:
-                    self._unwanted.append(key.expert)
+                    self.unwanted.append(key.expert)
             elif own:
                 self._stale.discard(key)
             if state is State.QUEUED:
@@ -150,7 +146,7 @@ class StagedResidency(Residency):
             elif state is State.RUNNING:
                 lost = max(lost, transfer - (now - began))
         lost = max(0.0, lost - max(0.0, slack)) if missing else 0.0
-        return Settled(missing, self._unwanted, stall, min(gained, stall), lost)
+        return Settled(missing, self.unwanted, stall, min(gained, stall), lost)
 
     def drop_stale(self, layer: int | None = None) -> None:
         """The oldest stale bet that has ended goes, if any: of the layer's set, or of all."""

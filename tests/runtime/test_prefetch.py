@@ -88,13 +88,14 @@ class Bench:
         )
 
     def layer(self, layer: int, expert: int) -> None:
-        step = routed(layer, expert)
-        self.cache.residency.record(step)
-        self.prefetcher.settle(step)
-        for _ in self.cache.serve(step, lambda: self.prefetcher.bet(step, None)):
-            pass
+        self.step(routed(layer, expert))
         self.idle()
         self.world.now += COMPUTE
+
+    def step(self, step: Routed) -> None:
+        self.cache.route(step, None)
+        for _ in self.cache.serve(step):
+            pass
 
     def bet(self, *experts: int) -> None:
         """On experts of layer 1."""
@@ -167,9 +168,7 @@ def test_a_bet_that_has_not_begun_ends_when_its_layer_is_routed(bench: Bench) ->
     slot = table.slot_of(ExpertKey(1, 4))
     while table.progress.state[slot] != State.RUNNING:
         threading.Event().wait(0.001)
-    step = routed(1, 0)
-    table.record(step)
-    bench.prefetcher.settle(step)
+    bench.cache.route(routed(1, 0), None, whole=False)
     assert table.oldest() == [ExpertKey(1, 4)]
     assert table.room_for_bets == 2  # it is stale, and makes way
     assert bench.cache.counters.cancelled == 1
@@ -184,8 +183,7 @@ def test_a_demand_may_have_the_place_of_any_bet_in_its_set(bench: Bench) -> None
     bench.token(0, 1)
     bench.bet(4, 5)
     bench.idle()
-    for _ in bench.cache.serve(routed(1, 0, 2, 3)):
-        pass
+    bench.step(routed(1, 0, 2, 3))
     assert bench.cache.counters.wasted > 0
 
 

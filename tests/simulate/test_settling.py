@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from miractl.native.ahead import Ahead
 from miractl.native.bets import Bets, BetsState
 from miractl.native.places import SlotPool
-from miractl.native.residency import State
+from miractl.native.residency import State, Status
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.plain_slots import PlainSlots
@@ -40,9 +40,8 @@ def carry_on(table: SlotTable, fates: np.ndarray, now: float) -> None:
             progress.state[slot] = State.FAILED if fate > 0.9 else State.DONE
 
 
-def serve(table: SlotTable, step: Routed) -> list[object]:
-    """All experts of a layer, in waves; the newest bets make way."""
-    status = table.ask(step)
+def serve(table: SlotTable) -> list[object]:
+    """All experts of a layer that was asked for, in waves; the newest bets make way."""
     told: list[object] = []
     while True:
         for expert in table.called:
@@ -82,26 +81,29 @@ def test_c_and_python_settle_and_place_alike(
     for number in range(60):
         layer, now = number % LAYERS, float(number)
         ids = rng.integers(0, EXPERTS, (1, int(rng.integers(1, 4))))
-        step = Routed(layer, ids, np.ones(ids.shape, np.float32), (Segment(0, 0, 1, 0),), number)
-        fates, waited = rng.random(EXPERTS), 0.1 * number
         prompt, demands = bool(rng.integers(2)), int(rng.integers(2))
+        segments = () if prompt else (Segment(0, 0, 1, 0),)
+        step = Routed(layer, ids, np.ones(ids.shape, np.float32), segments, number)
+        fates, transfer = rng.random(EXPERTS), TRANSFER if number > 5 else 0.0
         computed = int(rng.integers(3))
+        known = now, 0.1 * number, transfer, computed * compute, computed
         for table in (plain, compiled):
-            table.record(step)
             carry_on(table, fates, now)
+        plain.record(step)
+        unwanted = slow.settle(step, known)
+        status = compiled.decide(step, known)
+        assert (status == Status.UNWANTED) == bool(unwanted)
+        if unwanted:
+            assert unwanted == compiled.unwanted
+            status = compiled.ask(step)
+        assert plain.ask(step) == status
+        assert slow.stall == fast.stall
+        assert serve(plain) == serve(compiled)
         for one in (slow, fast):
-            one.times.now, one.times.waited, one.times.prompt = now, waited, prompt
-            one.times.transfer = TRANSFER if number > 5 else 0.0
-            one.times.demands, one.times.under_way = demands, 1
-            one.times.spent, one.times.computed = computed * compute, computed
-        unwanted = slow.settle(layer, ids)
-        assert unwanted == fast.settle()
-        assert plain.unwanted(unwanted) == compiled.unwanted(unwanted)
-        assert slow.times.stall == fast.times.stall
-        assert serve(plain, step) == serve(compiled, step)
+            one.begin(now, transfer, demands, 1)
         for ahead in (1, 2):
             guesses = rng.random(EXPERTS)
-            assert slow.place(layer, ahead, guesses) == fast.place(ahead, guesses)
+            assert slow.place(ahead, guesses) == fast.place(ahead, guesses)
         same(plain, compiled)
     assert fast.bets.balance == slow.bets.state.balance
     for name in KNOWN:
