@@ -132,14 +132,14 @@ def test_nothing_is_bet_until_the_times_are_known(bench: Bench) -> None:
 
 def test_right_guesses_are_hits_and_fill_the_ledger(bench: Bench) -> None:
     rng = np.random.default_rng(0)
-    for _ in range(60):
+    for _ in range(150):
         wanted = int(rng.integers(EXPERTS))
         bench.token(int(rng.integers(EXPERTS)), wanted, guess=wanted)
     counters = bench.cache.counters
     assert counters.used == counters.issued > 30
     assert counters.wasted == counters.late == 0
     assert bench.prefetcher.bets.balance == pytest.approx(50 * TRANSFER)  # as much as it keeps
-    assert int(bench.cache.residency.hits[1].sum()) > 55
+    assert int(bench.cache.residency.hits[1].sum()) > 140
 
 
 def test_wrong_guesses_are_soon_withheld(bench: Bench) -> None:
