@@ -69,12 +69,13 @@ class AtOnce:
     def __init__(self) -> None:
         self._ticket = Ticket(ExpertKey(0, 0), 0, state=State.DONE)
         self.seconds_each, self.pending, self.stats = TRANSFER, (0, 0), TransferStats()
+        self.chunks = 1
 
     def submit(
         self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
     ) -> Ticket:
         if progress is not None:
-            progress.state[slot] = State.DONE
+            progress.moved[slot], progress.state[slot] = 1, State.DONE
         return self._ticket
 
     def wait(self, ticket: Ticket) -> None:
@@ -83,11 +84,13 @@ class AtOnce:
     def cancel(self, ticket: Ticket) -> bool:
         return False
 
+    abandon = cancel
+
     def poll(self) -> None:
         pass
 
-    def overtake(self, ticket: Ticket) -> None:
-        pass
+    def overtake(self, ticket: Ticket) -> Ticket:
+        return ticket
 
 
 class Clock:
@@ -165,8 +168,7 @@ class Decoding:
         self._slots = make_slots(slots, ways_for(policy, ways), STAGED, self.brain)
         self._stopwatch = Stopwatch(Moved, time.monotonic, lambda: None)
         self._sequences = Sequences()
-        sizes = [1] * self.layers
-        cache = ExpertCache(*(self._slots, AtOnce(), sizes, self._clock, self._stopwatch.begin))
+        cache = ExpertCache(self._slots, AtOnce(), self._clock, self._stopwatch.begin)
         self._routers = Ready(self.ids, experts)
         self._prefetcher = (Timed if parts else Prefetcher)(
             *(cache, self._predictor(mode, shape)),

@@ -40,13 +40,14 @@ class State(IntEnum):
 
     QUEUED = 0
     RUNNING = 1
-    DONE = 2
-    FAILED = 3
-    CANCELLED = 4
+    PAUSED = 2  # left at a border, to go on
+    DONE = 3
+    FAILED = 4
+    CANCELLED = 5
 
 
 class BetCounts(NamedTuple):
-    """What became of bets, in all; `cancelled`: never moved."""
+    """What became of bets, in all; `wasted`: moved, if only in part; `cancelled`: never moved."""
 
     issued: int
     used: int
@@ -158,7 +159,7 @@ class ResidencyTable:
         return found
 
     def unwanted(self, count: int) -> list[int]:
-        """The first so many bets on the routed layer that have not begun and are not wanted."""
+        """The first so many bets on the routed layer that are not done and not wanted."""
         found: list[int] = self._arrays["called"][:count].tolist()
         return found
 

@@ -8,8 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from miractl.native.residency import Pairs, State, Status
 from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Probabilities
@@ -17,7 +15,7 @@ from miractl.policy.routing import Routed
 from miractl.policy.slots import SlotTable
 from miractl.runtime.counters import Counters, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
-from miractl.runtime.ticket import BACKGROUND, Ticket
+from miractl.runtime.ticket import BACKGROUND, ENDED, UNDER_WAY, Ticket
 from miractl.runtime.transfer import Transfers
 
 NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
@@ -25,7 +23,6 @@ FILLS = 4  # experts at most that are copied for later, once the host has comput
 NOBODY: Sequence[int] = ()
 NONE: Mapping[int, int] = {}
 DONE = State.DONE  # looked up once
-UNDER_WAY, ENDED = (State.QUEUED, State.RUNNING), (State.DONE, State.FAILED)
 
 
 class ExpertCache:
@@ -35,18 +32,13 @@ class ExpertCache:
         self,
         residency: SlotTable,
         transfers: Transfers,
-        expert_bytes: Sequence[int],
         clock: Callable[[], float],
         punch: Callable[[str], None] = lambda part: None,
         host: HostCompute | None = None,
     ) -> None:
-        """`expert_bytes` are those of one expert of each layer.
-
-        `punch` is told which part of a step begins. `host`: what misses may be left to.
-        """
+        """`punch` is told which part of a step begins. `host`: what misses may be left to."""
         self.residency, self.transfers = residency, transfers
         self._counters, self.switches = Counters(), SwitchTimes()
-        self.expert_bytes = np.array(expert_bytes)
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
         layers, experts = residency.hits.shape
@@ -62,7 +54,7 @@ class ExpertCache:
         counters, bets = self._counters, self.residency.bets
         counters.issued, counters.used, counters.late = bets.issued, bets.used, bets.late
         counters.wasted, counters.cancelled = bets.wasted, bets.cancelled
-        counters.wasted_bytes = int(self.residency.in_vain @ self.expert_bytes)
+        counters.wasted_bytes = int(self.residency.in_vain.sum())
         return counters
 
     def count_step(self, tokens: int) -> None:
@@ -78,10 +70,10 @@ class ExpertCache:
             tickets[slot] = submit(keys[expert], slot, 1 - guess(expert), progress)
 
     def cancel_bets(self, layer: int, experts: Iterable[int]) -> None:
-        """End bets on a layer that have not begun. The caller holds the lock."""
+        """End bets on a layer, at once or where they can be left. The caller holds the lock."""
         for expert in experts:
             key = self._keys[layer][expert]
-            if self.transfers.cancel(self._ticket(key)):
+            if self.transfers.abandon(self._ticket(key)):
                 self.residency.drop(key)
 
     def serve(self, step: Routed, then: Callable[[], None] | None = None) -> Iterator[Pairs]:
@@ -188,7 +180,7 @@ class ExpertCache:
     def _await(self, coming: dict[ExpertKey, Ticket]) -> None:
         """Transfers under way are waited for."""
         for key, ticket in coming.items():
-            self.transfers.overtake(ticket)
+            coming[key] = self.transfers.overtake(ticket)
             if self.residency.is_staged(key):
                 self.residency.call_in(key.expert)
         self._counters.waited += len(coming)
@@ -239,7 +231,7 @@ class ExpertCache:
             if self.residency.slot_of(key) == ticket.slot:
                 continue
             del self._filling[key]
-            if not self.transfers.cancel(ticket):
+            if not self.transfers.abandon(ticket):
                 self.transfers.finish(ticket)
 
     def _leave(
@@ -283,7 +275,7 @@ class ExpertCache:
     def _abandon(self, tickets: Iterable[Ticket]) -> None:
         """A step ended early: forget the experts whose bytes did not arrive."""
         for ticket in tickets:
-            if not self.transfers.cancel(ticket):
+            if not self.transfers.abandon(ticket):
                 self.transfers.finish(ticket)
             if ticket.state is not State.DONE:
                 with self.lock:
