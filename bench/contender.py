@@ -32,7 +32,8 @@ def ours(options: argparse.Namespace) -> tuple[Contender, int | None]:
     engine = Engine.load(
         EngineOptions(
             *(options.folder, options.folder.name, dict(load_profile("default").values)),
-            device="cpu", slots=plan.require() if plan else None, with_tokenizer=False,
+            device="cpu", dtype=options.dtype, slots=plan.require() if plan else None,
+            with_tokenizer=False,
         )
     )  # fmt: skip
     return Contender(engine.model, engine.snapshot), plan.own_bytes if plan else None
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--experts", help="transformers' experts_implementation")
+    parser.add_argument("--dtype", default="auto", help="what miractl computes in, as serve has it")
     parser.add_argument("--expert-memory", help="as serve takes it; else what is free")
     parser.add_argument("--context", type=int, default=1024, help="tokens that are planned for")
     parser.add_argument("--cpu-memory", type=int, help="bytes that accelerate may keep in memory")

@@ -101,6 +101,9 @@ def contenders(
             words = (str(HERE / "contender_ik.py"), str(shop.gguf(kind)))
             ik = (str(shop.python), *words, "--threads", str(threads))
             yield Contender("ik_llama", kind, ik, shop.gguf(kind), limit)
+    if not limit and wanted("miractl float32"):
+        words = (*ours, "miractl", str(shop.source), "--dtype", "float32")
+        yield Contender("miractl", "float32", words, shop.source, None)
     for experts in ("eager", "grouped_mm"):
         if not limit and wanted(f"transformers {experts} float32"):
             stock = (*ours, "transformers", str(shop.source), "--experts", experts)

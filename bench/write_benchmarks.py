@@ -26,7 +26,11 @@ Figures are medians; in brackets the lowest and the highest. Other programs ran 
 now and then, so what compares is figures of one table, and best those for a second of processor
 time. Weights are random: good for speed, meaningless for text and hit rates.
 """
-BEST = {"int4": "llama.cpp Q4_K", "int8": "llama.cpp Q8_0"}  # of the same bits
+PEERS = {  # of the same bits first
+    "int4": ("llama.cpp Q4_K", "ik_llama Q4_K", "transformers eager float32"),
+    "int8": ("llama.cpp Q8_0", "ik_llama Q8_0", "transformers eager float32"),
+    "float32": ("transformers grouped_mm float32", "transformers eager float32"),
+}
 
 
 def machine() -> dict[str, object]:
@@ -76,9 +80,9 @@ def spread(values: list[float]) -> str:
 def ratios(rows: dict[str, dict[str, Any]]) -> list[str]:
     """Our medians for a CPU second as multiples of the others'."""
     lines = []
-    for kind, peer in BEST.items():
+    for kind, peers in PEERS.items():
         ours = rows.get(f"miractl {kind}")
-        for other in (peer, peer.replace("llama.cpp", "ik_llama"), "transformers eager float32"):
+        for other in peers:
             theirs = rows.get(other)
             if ours and theirs and ours["laps"]["decode"] and theirs["laps"]["decode"]:
                 cells = [

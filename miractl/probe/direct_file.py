@@ -18,6 +18,7 @@ from miractl.errors import MiractlError
 
 PAGE = 4096  # a multiple of every logical block in use
 BOUNCE = 8 << 20  # bytes of the buffer for what does not lie in whole pages
+READ_AHEAD = 128 << 10  # bytes that the kernel reads at a time unless it is told of more
 
 _threads = threading.local()
 
@@ -33,8 +34,8 @@ def _bounce() -> mmap.mmap:
 class DirectFile:
     """An open file. Reads are thread-safe: each names its own position.
 
-    One that `is_cached` is read through the page cache, and its pages stay there: for small ranges
-    that are wanted again and again.
+    One that `is_cached` is read through the page cache, and its pages stay there as long as nobody
+    needs the memory: for what is wanted again and is in no other place of the host's memory.
     """
 
     def __init__(self, path: Path, *, is_cached: bool = False) -> None:
@@ -69,6 +70,8 @@ class DirectFile:
         views = [view for view in views if len(view)]
         needed = sum(map(len, views))
         try:
+            if self._is_cached and needed > READ_AHEAD:
+                os.posix_fadvise(self._descriptor, start, needed, os.POSIX_FADV_WILLNEED)
             if self.is_direct and not _in_pages(views, start):
                 got, fetched = self._read_around(views, start, needed)
             else:

@@ -45,6 +45,7 @@ class ExpertCache:
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self._tickets: dict[int, Ticket] = {}  # of staged experts, by slot
         self.spent, self.computed = 0.0, 0  # seconds that the hits of the last wave took; how many
+        self.lost: dict[int, Exception] = {}  # experts of the last step that could not be brought
         self._host = host
         self._filling: dict[ExpertKey, Ticket] = {}  # residents whose bytes are on their way
 
@@ -82,9 +83,12 @@ class ExpertCache:
         Hits come first, so that they are computed while the misses are on their way; next what the
         host computes, with NOWHERE for a slot; then the other misses, together what has arrived. A
         group's slots are good until the next one is asked for. `then` is called when all demands
-        are on their way. Raises what a transfer raised.
+        are on their way. What a transfer raises is kept in `lost`: the slot yielded for its expert
+        has anything in it.
         """
         table, host, clock, punch = self.residency, self._host, self._clock, self._punch
+        if self.lost:
+            self.lost = {}
         tokens = NONE if host is None else Counter(step.ids.reshape(-1).tolist())
         self.computed, asked = 0, clock()
         self.transfers.poll()
@@ -111,6 +115,8 @@ class ExpertCache:
                     arrived, waiting = self._arrived(waiting, asked)
                     punch("misses")
                     yield [[ticket.key.expert, ticket.slot] for ticket in arrived]
+                    if self.lost:
+                        self._forget(arrived)
             except BaseException:  # the generator was closed, or a transfer failed
                 self._abandon(waiting)
                 raise
@@ -131,21 +137,26 @@ class ExpertCache:
     def _arrived(self, waiting: list[Ticket], asked: float) -> tuple[list[Ticket], list[Ticket]]:
         """Those of `waiting` whose bytes are there, at least one, and the rest.
 
-        `asked` is the time of the demand. Raises what a transfer raised.
+        `asked` is the time of the demand.
         """
-        wait = self.transfers.wait
         self.transfers.poll()
-        arrived = [ticket for ticket in waiting if ticket.state is DONE]
+        arrived = [ticket for ticket in waiting if ticket.state in ENDED]
         if not arrived:
-            wait(waiting[0])
-            arrived = [ticket for ticket in waiting if ticket.state is DONE]
+            self._wait(waiting[0])
+            arrived = [ticket for ticket in waiting if ticket.state in ENDED]
         for ticket in arrived:
-            wait(ticket)
+            self._wait(ticket)
         with self.lock:
             self.switches.add([ticket.finished_at - asked for ticket in arrived])
         if len(arrived) == len(waiting):
             return arrived, []
         return arrived, [ticket for ticket in waiting if ticket not in arrived]
+
+    def _wait(self, ticket: Ticket) -> None:
+        try:
+            self.transfers.wait(ticket)
+        except Exception as error:
+            self.lost[ticket.key.expert] = error
 
     def _find(
         self, step: Routed, tokens: Mapping[int, int], status: int
@@ -272,13 +283,18 @@ class ExpertCache:
         else:
             self.residency.release(key)
 
-    def _abandon(self, tickets: Iterable[Ticket]) -> None:
+    def _abandon(self, tickets: Sequence[Ticket]) -> None:
         """A step ended early: forget the experts whose bytes did not arrive."""
         for ticket in tickets:
             if not self.transfers.abandon(ticket):
                 self.transfers.finish(ticket)
-            if ticket.state is not State.DONE:
-                with self.lock:
+        self._forget(tickets)
+
+    def _forget(self, tickets: Sequence[Ticket]) -> None:
+        """Experts whose bytes are not there, whatever the table thinks, are in no slot."""
+        with self.lock:
+            for ticket in tickets:
+                if ticket.state is not DONE:
                     self.residency.release(ticket.key)
 
     def _drop_bet(self, layer: int, coming: Collection[ExpertKey]) -> bool:

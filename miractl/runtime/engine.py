@@ -35,6 +35,7 @@ from miractl.runtime.hollow import attach
 from miractl.runtime.host_compute import HostCompute
 from miractl.runtime.host_tier import HostTier, refuse_too_large
 from miractl.runtime.loading import Checkpoint
+from miractl.runtime.losses import Losses
 from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.outline import Outline, read_outline
 from miractl.runtime.pages import use_huge_pages
@@ -140,8 +141,10 @@ class Engine:
         watch(model, blocks, sequences, self.stopwatch)
         if self.recording is not None:
             self.recording.begin(self.cache, served_by(self))
+        self.losses = Losses()
         runs = LayerRuns(
-            *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch), self.recording
+            *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch),
+            *(self.recording, self.losses),
         )
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)
@@ -209,7 +212,8 @@ class Engine:
             refuse_too_large(everything, this_machine(device))
         recorder = recorder_for(options, outline, plan)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
-        checkpoint = Checkpoint(options.model_path, outline)
+        is_cuda = device.type == "cuda"  # whose slots are elsewhere: the host's memory is free
+        checkpoint = Checkpoint(options.model_path, outline, is_cached=is_cuda)
         threads = pick_threads(outline, options.threads) if device.type == "cpu" else 1
         pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
         blocks = DenseBlocks(dense, pool) if dense else None

@@ -1,8 +1,9 @@
 """The checkpoint's files, read by byte ranges: no page of them is ever mapped.
 
 What is read is owned: a file that is cut or replaced under a running server becomes an error of the
-request that needs it, and cannot take the process with it. Only rows of a table that stays in its
-file are left to the kernel's page cache.
+request that needs it, and cannot take the process with it. The kernel's page cache has only what
+is nowhere else in the host's memory: rows of a table that stays in its file, and for a GPU, whose
+slots are not in that memory, experts.
 """
 
 import logging
@@ -24,16 +25,18 @@ _log = logging.getLogger(__name__)
 class CheckpointFiles:
     """Open files of one checkpoint. Reads are thread-safe: each names its own position."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], *, are_cached: bool = False) -> None:
         """Raises MiractlError for a file that cannot be opened."""
         self._files: dict[Path, DirectFile] = {}
         self._tables: list[DirectFile] = []
         try:
             for path in sorted(set(paths)):
-                self._files[path] = DirectFile(path)
+                self._files[path] = DirectFile(path, is_cached=are_cached)
         except OSError as error:
             self.close()
             raise MiractlError(f"cannot open {path}: {error.strerror}") from error
+        if are_cached:
+            return
         if cached := [path for path, file in self._files.items() if not file.is_direct]:
             _log.warning(
                 "the file system of %s has no direct reads: slower, and the page cache is emptied "

@@ -37,14 +37,18 @@ TIED = (
 class Checkpoint:
     """The files behind an outline: its experts by themselves, everything else for the loader."""
 
-    def __init__(self, folder: Path, outline: Outline) -> None:
-        """Raises MiractlError for missing or broken files and for experts that are incomplete."""
+    def __init__(self, folder: Path, outline: Outline, *, is_cached: bool = False) -> None:
+        """`is_cached`: what is read once stays in the page cache, while there is room for it.
+
+        Raises MiractlError for missing or broken files and for experts that are incomplete.
+        """
         self.folder, self.outline = folder, outline
         self.ranges = tensor_ranges(folder)
         tensors = stored_tensors(self.ranges, outline.quantization)
         manifest = outline.manifest
         paths = {part.file for tensor in tensors.values() for part in tensor.ranges}
-        self._files = CheckpointFiles(paths | ({folder / RECORDS} if manifest else set()))
+        paths |= {folder / RECORDS} if manifest else set()
+        self._files = CheckpointFiles(paths, are_cached=is_cached)
         self.source: ExpertSource
         if manifest is not None:
             _refuse_other_experts(manifest, outline)

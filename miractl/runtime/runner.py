@@ -3,12 +3,14 @@
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from miractl.policy.routing import Routed
+from miractl.policy.routing import Ids, Routed
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import Compute
 from miractl.runtime.lookahead import plain
+from miractl.runtime.losses import Losses
 from miractl.runtime.mixture import PART_BYTES
 from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import Recording
@@ -27,10 +29,12 @@ class LayerRuns:
         sequences: Sequences,
         stopwatch: Stopwatch,
         recording: Recording | None = None,
+        losses: Losses | None = None,
     ) -> None:
         self.stopwatch, self._punch = stopwatch, stopwatch.begin
         self.cache, self.compute, self.prefetcher = cache, compute, prefetcher
         self.sequences, self.recording = sequences, recording
+        self.losses = losses or Losses()
         self._one_at_a_time = threading.Lock()
 
     def run(
@@ -55,6 +59,8 @@ class LayerRuns:
                     result = self._split(module, x, step, scores, then)
                 else:
                     result = self._step(module, x, step, scores, then)
+                    if self.cache.lost:
+                        self._lose(step.ids, result, 0, 1)
                 if self.recording is not None:
                     self.recording.computed()
                 return result
@@ -84,6 +90,8 @@ class LayerRuns:
         parts = []
         for rows, part in step.parts(self._limit(step, x)):
             parts.append(self._step(module, x[rows], part, scores[rows], then))
+            if self.cache.lost:
+                self._lose(part.ids, parts[-1], rows.start or 0, len(step.ids))
             then = None
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -100,6 +108,17 @@ class LayerRuns:
         flat = ids.tolist()[0] if len(ids) == 1 else ids.reshape(-1).tolist()
         groups = self.cache.serve(step, then)
         return self.compute.mix(step.layer, module, x, ids, scores, len(set(flat)), groups)
+
+    def _lose(self, ids: Ids, y: torch.Tensor, first: int, rows: int) -> None:
+        """Zeros in y for tokens whose experts could not be brought, the first of a layer's `rows`.
+
+        Raises what kept them where nobody takes losses.
+        """
+        of_pass = self.sequences.current[-1].stop if self.sequences.current else rows
+        for expert, error in self.cache.lost.items():
+            lost = np.flatnonzero((ids == expert).any(axis=1))
+            y[torch.from_numpy(lost)] = 0
+            self.losses.add(first + lost if rows == of_pass else range(of_pass), error)
 
     @staticmethod
     def _limit(step: Routed, x: torch.Tensor) -> int:

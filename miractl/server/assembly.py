@@ -32,7 +32,7 @@ def backends(engine: EngineLike, service: Service) -> list[Callable[[], Backend]
     def batched() -> Backend:
         asked = config.max_concurrency, config.kv_memory
         blocks = config.kv_blocks or blocks_for(engine.model, service.context, *asked)
-        return BatchedBackend(engine.model, config.max_concurrency, blocks)
+        return BatchedBackend(engine.model, config.max_concurrency, blocks, engine.losses)
 
     return [
         batched,

@@ -2,10 +2,12 @@
 
 The parts of transformers used here: `init_continuous_batching`, the manager's `add_request`,
 `cancel_request`, `register_result_handler`, `get_result` and `stop`, and its list of logits
-processors, which is replaced by one that gives every request its own sampling.
+processors, which is replaced by one that gives every request its own sampling. Requests whose
+tokens a pass could not compute are failed by its output router, before it looks at the pass.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from miractl.checkpoint.geometry import KvGroup
 from miractl.plan import kv, needs
+from miractl.runtime.losses import Losses
 from miractl.server.job import Deliver, Job, Progress
 from miractl.server.sampler import Sampler
 
@@ -39,7 +42,9 @@ class _Rows(ContinuousBatchingLogitsProcessor):
 
     ignored_kwargs: tuple[str, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, passed: Callable[[], None]) -> None:
+        """`passed` is called after every pass of the model, on its thread."""
+        self._passed = passed
         self.supported_kwargs: dict[str, type] = {}
         self.samplers: dict[str, Sampler] = {}
         self._order: list[str] = []
@@ -55,6 +60,7 @@ class _Rows(ContinuousBatchingLogitsProcessor):
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """`scores` [requests, vocabulary]; rows after the last request are padding."""
+        self._passed()
         for row, request_id in zip(scores, self._order, strict=False):
             sampler = self.samplers.get(request_id)  # none: cancelled meanwhile
             if sampler is not None:
@@ -67,12 +73,15 @@ class BatchedBackend:
 
     name = "continuous batching"
 
-    def __init__(self, model: Any, concurrency: int, blocks: int) -> None:
+    def __init__(self, model: Any, concurrency: int, blocks: int, losses: Losses) -> None:
         """With a key-value cache of so many blocks; requests beyond it wait, or are computed again.
+
+        From now on `losses` are taken here.
 
         Raises ValueError or another error of transformers for families it cannot batch.
         """
-        self._model = model
+        self._model, self._losses = model, losses
+        losses.are_taken = True
         self._config = ContinuousBatchingConfig(
             page_size=kv.PAGE,
             num_blocks=blocks,
@@ -101,7 +110,7 @@ class BatchedBackend:
             # It may have switched to paged attention before it gave up.
             self._model.set_attn_implementation(attention)
             raise
-        self._rows = _Rows()
+        self._rows = _Rows(self._fail_the_lost)
         processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([self._rows]))
         processors.tensors_required = 1
         self._manager.logit_processor = processors
@@ -148,6 +157,20 @@ class BatchedBackend:
         self._manager.output_router.result_handlers.pop(job_id, None)
         while self._manager.get_result(timeout=0) is not None:
             pass
+
+    def _fail_the_lost(self) -> None:
+        """Fail the requests whose tokens the pass could not compute; the others go on."""
+        if not (lost := self._losses.take()):
+            return
+        start = 0
+        for request in self._manager.batch_processor.inputs_and_outputs.requests_in_batch:
+            rows, start = range(start, start + request.query_length), start + request.query_length
+            if (why := next((lost[row] for row in rows if row in lost), None)) is None:
+                continue
+            # Keys and values of the pass are nobody's prefix.
+            request.complete_blocks.clear()
+            self._manager.output_router.fail_and_deliver(request.state, RuntimeError(why))
+            self._manager.cancel_request(request.state.request_id)
 
     def failure(self) -> str | None:
         """See Backend. A manager that died, with the requests it had, is replaced first."""

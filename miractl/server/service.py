@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from uuid import uuid4
 
 from miractl.errors import MiractlError
@@ -19,6 +19,9 @@ from miractl.server.errors import ApiError, shutting_down, still_loading
 from miractl.server.job import Backend, Job, Sampling
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 from miractl.telemetry.timeline import Timeline
+
+if TYPE_CHECKING:
+    from miractl.runtime.losses import Losses
 
 Phase = Literal["loading", "ready", "stopping"]
 PROBE_TOKENS = 2  # one from the prompt, one that reads the cache
@@ -37,6 +40,10 @@ class EngineLike(Protocol):
     @property
     def tokenizer(self) -> Any:
         """Its tokenizer."""
+
+    @property
+    def losses(self) -> "Losses":
+        """Tokens that could not be computed; a batch takes them."""
 
     @property
     def writes(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from miractl.errors import MiractlError, UsageError
 from miractl.runtime.engine import Engine
+from miractl.runtime.loading import Checkpoint
 from miractl.runtime.transfer_queue import TransferQueue
 from tests.runtime.models import load, make_model, options, rename_tensors
 
@@ -125,6 +126,25 @@ def test_a_file_cut_while_serving_fails_the_request_and_the_next_one_works(tmp_p
         assert cache.resident_bytes <= cache.budget_bytes
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_page_cache_keeps_experts_where_slots_are_not_in_the_same_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    make_model(tmp_path, "Qwen3Moe")
+    monkeypatch.setattr("miractl.runtime.engine.pick_device", lambda _: torch.device(device))
+    asked: list[bool] = []
+
+    class Noted(Checkpoint):
+        def __init__(self, *given: Any, is_cached: bool) -> None:
+            asked.append(is_cached)
+            raise InterruptedError
+
+    monkeypatch.setattr("miractl.runtime.engine.Checkpoint", Noted)
+    with pytest.raises(InterruptedError):
+        Engine.load(options(tmp_path, "50%"))
+    assert asked == [device == "cuda"]
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from miractl.plan.machine import Given, machine_for
 from miractl.plan.planner import Plan, plan_for
 from miractl.plan.request import PlanRequest
 from miractl.runtime.engine import Engine
+from miractl.runtime.losses import Losses
 from miractl.server.batched import BatchedBackend
 from miractl.server.planned import plan_to_serve
 from miractl.server.words import memory_line, plan_notes
@@ -157,7 +158,7 @@ def test_the_cache_is_as_large_as_the_line_of_the_ledger(
     plan = planned(tmp_path, concurrency=5, kv_memory=bound)
     cache = plan.needs.kv_cache()
     assert cache is not None
-    backend = BatchedBackend(stock, 5, cache.blocks)
+    backend = BatchedBackend(stock, 5, cache.blocks, Losses())
     try:
         wait_until(lambda: backend._manager.batch_processor is not None, "the cache")
         made = backend._manager.batch_processor.cache

@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from miractl.runtime.losses import Losses
 from miractl.telemetry import snapshot as facts
 from miractl.telemetry.timeline import PARTS, Machine, Moved, StepTimes, Timeline
 
@@ -69,6 +70,7 @@ class TinyEngine:
         self.tokens = 0
         self.closed = self.writes = False
         self.broken: str | None = None
+        self.losses = Losses()
         self.fail_on: int | None = None
         self.delay = delay
         self.model.register_forward_pre_hook(self._before_step, with_kwargs=True)
