@@ -6,9 +6,10 @@ One sequence is decoded through the runtime's own objects, in the shapes of thre
 quarter of the experts in slots. Everything that `LayerRuns` does between a router's answer and the
 end of the layer is timed but for computing, in three parts:
 
-- record: the answer is read, the routing is counted, the policy rates the layer's experts;
-- serve: experts are looked up, room is made, those brought in get their slots and are counted;
-- bet: earlier bets are settled, the next layer is predicted, the gate chooses.
+- read: the router's answer is read, and who the tokens belong to is found;
+- decide: the routing is counted, the policy rates the layer's experts, earlier bets are settled,
+  experts are looked up, room is made, those brought in get their slots and are counted;
+- bet: the next layer is predicted, the gate chooses, what it chose gets its slots.
 
 Moving bytes and computing are left out: transfers are over at once, and a router that look-ahead
 asks has its answer ready. So is what is learned beside on a thread. Routing is drawn at random with
@@ -22,6 +23,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,20 +118,25 @@ class Ready:
         return lambda hidden: self._told[self.token][layer]
 
 
-class Timed(Prefetcher):
-    """Notes when it begins and ends; `settled` is the end of record as well."""
+class Timed(ExpertCache):
+    """Notes when it is asked."""
 
-    settled = bet_takes = 0.0
+    asked = 0.0
 
-    def settle(self, step: Routed) -> None:
+    def route(self, *told: Any, **more: Any) -> int:
         self.asked = time.perf_counter()
-        super().settle(step)
-        self.settled = time.perf_counter()
+        return super().route(*told, **more)
+
+
+class TimedBets(Prefetcher):
+    """Notes how long it takes."""
+
+    takes = 0.0
 
     def bet(self, step: Routed, hidden: torch.Tensor) -> None:
         began = time.perf_counter()
         super().bet(step, hidden)
-        self.bet_takes = time.perf_counter() - began
+        self.takes = time.perf_counter() - began
 
 
 class Nothing:
@@ -168,17 +175,17 @@ class Decoding:
         self._slots = make_slots(slots, ways_for(policy, ways), STAGED, self.brain)
         self._stopwatch = Stopwatch(Moved, time.monotonic, lambda: None)
         self._sequences = Sequences()
-        cache = ExpertCache(self._slots, AtOnce(), self._clock, self._stopwatch.begin)
+        self._cache = (Timed if parts else ExpertCache)(
+            *(self._slots, AtOnce(), self._clock, self._stopwatch.begin)
+        )
         self._routers = Ready(self.ids, experts)
-        self._prefetcher = (Timed if parts else Prefetcher)(
-            *(cache, self._predictor(mode, shape)),
+        self._bets = (TimedBets if parts else Prefetcher)(
+            *(self._cache, self._predictor(mode, shape)),
             confidence=0.8,
             horizon=1,
             clock=self._clock,
         )
-        self._runs = LayerRuns(
-            *(cache, Nothing(), self._prefetcher, self._sequences, self._stopwatch)
-        )
+        self._runs = LayerRuns(self._cache, Nothing(), self._sequences, self._stopwatch)
 
     def _predictor(self, mode: str, shape: tuple[int, int, int]) -> Predictor:
         if mode == "lookahead":
@@ -188,9 +195,9 @@ class Decoding:
 
     @torch.no_grad()
     def run(self) -> Iterator[tuple[float, float, float]]:
-        """Seconds of each layer: record, serve, bet; without parts the first is all."""
-        module, hidden, prefetcher = torch.nn.Identity(), torch.zeros(1, 64), self._prefetcher
-        clock = time.perf_counter
+        """Seconds of each layer: read, decide, bet; without parts the first is all."""
+        module, hidden = torch.nn.Identity(), torch.zeros(1, 64)
+        cache, bets, clock = self._cache, self._bets, time.perf_counter
         for token, (ids, scores) in enumerate(zip(self.ids, self.scores, strict=True)):
             self._sequences.begin([(token, 1)])
             self._stopwatch.step_begins(1, 1, goes_on=token > 0)
@@ -201,11 +208,10 @@ class Decoding:
                 start = clock()
                 self._runs.run(layer, module, hidden, now, gates)
                 taken = clock() - start
-                record, bet = taken, 0.0
-                if isinstance(prefetcher, Timed):
-                    record = prefetcher.asked - start
-                    bet = prefetcher.settled - prefetcher.asked + prefetcher.bet_takes
-                yield record, taken - record - bet, bet
+                read, bet = taken, 0.0
+                if isinstance(cache, Timed) and isinstance(bets, TimedBets):
+                    read, bet = cache.asked - start, bets.takes
+                yield read, taken - read - bet, bet
             self._stopwatch.step_ends()
             self.brain.eviction.tables()  # waits for the thread
         self.brain.close()
@@ -213,7 +219,7 @@ class Decoding:
 
 
 def decide(shape: tuple[int, int, int], policy: str, mode: str, tokens: int) -> tuple[float, ...]:
-    """Best and median part, medians of record, serve and bet, all in seconds; share of hits."""
+    """Best and median part, medians of read, decide and bet, all in seconds; share of hits."""
     taken = {}
     for parts in (True, False):
         decoding = Decoding(shape, policy, mode, tokens + WARM_UP, parts)
@@ -240,7 +246,7 @@ def main() -> None:
                 figures = (f"{1e6 * each:.1f}" for each in seconds)
                 rows.append((policy, mode, model, *figures, f"{hits:.2f}"))
                 ok &= seconds[0] <= MOST
-    headers = ("policy", "mode", "model", "best", "median", "record", "serve", "bet", "hits")
+    headers = ("policy", "mode", "model", "best", "median", "read", "decide", "bet", "hits")
     print(f"\n{table(rows, headers)}")
     sys.exit(0 if ok else 1)
 

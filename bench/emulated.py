@@ -23,11 +23,10 @@ are the same processor as.
 """
 
 import argparse
-import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,9 @@ from miractl.runtime.speed import _stepper
 from miractl.runtime.tokenizer import quiet_transformers
 from miractl.units import format_rate, format_seconds, parse_rate
 
+NO_TIME = 1e15  # bytes a second of a link whose copies take nothing
 RATES = ("31.5GB/s", "7.88GB/s")  # of an A10 in an x16 and an x4 slot
+RATIOS = (0.5, 1.0, 2.0)  # of the copy of an expert to the computing of a layer
 ON_DEVICE = ("hits", "misses")  # parts of a step that a device takes over
 TITLE = "Copies over an emulated link, a quarter of the experts in slots"
 NOTE = (
@@ -90,13 +91,14 @@ class Time:
 
 @contextmanager
 def engines(
-    folder: Path, memory: str, rate: float, faster: float
+    folder: Path, memory: str, rate: float, faster: float, cases: Collection[str] = tuple(CASES)
 ) -> Iterator[dict[str, tuple[Engine, Time]]]:
     """An engine for each case."""
     defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
     made: dict[str, tuple[Engine, Time]] = {}
     try:
-        for name, (prefetch, host) in CASES.items():
+        for name in cases:
+            prefetch, host = CASES[name]
             clock = Time(faster)
             options = EngineOptions(
                 *(folder, folder.name, defaults | {"prefetch": prefetch}),
@@ -138,6 +140,15 @@ def totals(engine: Engine, clock: Time) -> dict[str, float]:
         **{name: getattr(cache, name) for name in ("lookups", "hits", "copied", "on_host")},
         **{name: getattr(bets, name) for name in ("issued", "used", "late", "wasted")},
     }
+
+
+def layer_seconds(folder: Path, memory: str, faster: float, tokens: int) -> tuple[float, int]:
+    """What a layer of one token takes where copies take nothing; bytes of an expert."""
+    with engines(folder, memory, NO_TIME, faster, ("off",)) as made:
+        engine, clock = made["off"]
+        laps = [decode(engine, clock, torch.full((1, 32), 7), tokens) for _ in range(2)]
+        layers = len(engine.cache.expert_bytes)
+        return laps[1]["seconds"] / tokens / layers, engine.plan.expert_bytes
 
 
 def measure(
@@ -237,7 +248,8 @@ def main() -> None:
     parser.add_argument("--memory", default="25%")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rates", nargs="+", default=RATES)
+    parser.add_argument("--rates", nargs="*", default=RATES)
+    parser.add_argument("--ratios", nargs="*", type=float, default=RATIOS)
     parser.add_argument("--faster", nargs="+", type=float, default=[1, 40])
     parser.add_argument("--out", type=Path, help="a file in bench/results")
     args = parser.parse_args()
@@ -245,8 +257,13 @@ def main() -> None:
     torch.set_num_threads(1)
     found = []
     for folder in args.folders:
-        for rate, faster in itertools.product(map(parse_rate, args.rates), args.faster):
-            case = measure(folder, args.memory, rate, faster, args.repeat, args.tokens)
+        given = folder, args.memory
+        links = [(parse_rate(rate), faster, None) for rate in args.rates for faster in args.faster]
+        for faster in args.faster if args.ratios else ():
+            seconds, size = layer_seconds(*given, faster, args.tokens)
+            links += [(size / (ratio * seconds), faster, ratio) for ratio in args.ratios]
+        for rate, faster, ratio in links:
+            case = measure(*given, rate, faster, args.repeat, args.tokens) | {"ratio": ratio}
             print(_words(case), flush=True)
             found.append(case)
     if args.out:

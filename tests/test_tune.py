@@ -124,7 +124,7 @@ def test_interrupted_says_the_best_so_far(measured: Any, miractl: Run) -> None:
     assert (found.exit_code, found.stdout) == (130, "")
     assert "best so far" in found.stderr
     assert (
-        "3 sets x 14 ways, 4 staged, 1 thread: 30 tokens/s" in found.stderr.strip().splitlines()[-1]
+        "3 sets x 15 ways, 4 staged, 1 thread: 30 tokens/s" in found.stderr.strip().splitlines()[-1]
     )
     assert not Path("tuned.yaml").exists()
 
@@ -248,7 +248,7 @@ def test_serve_runs_with_what_the_profile_says(
     _, options, request, *_ = asked
     plan = plan_to_serve(options["model_path"], request, "cpu", lambda _: None)
     assert plan is not None
-    assert plan.require().ways == (5, 5)
+    assert plan.require().ways == (6, 5)
     before = torch.get_num_threads()
     engine = Engine.load(EngineOptions(**options, slots=plan.require(), with_tokenizer=False))
     snapshot = engine.snapshot()

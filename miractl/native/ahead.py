@@ -1,6 +1,7 @@
 """Bets of a runtime, in C: settled and placed by times as they are measured. ahead.h says how."""
 
 import ctypes
+import struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +32,12 @@ class Times(ctypes.Structure):
     at: Moment
 
     _fields_ = (
-        *((name, ctypes.c_double) for name in ("now", "began", "waited", "transfer")),
-        *((name, ctypes.c_int32) for name in ("demands", "under_way", "prompt", "horizon")),
-        ("spent", ctypes.c_double),
-        ("computed", ctypes.c_int32),
-        ("stall", ctypes.c_double),
-        *((name, ctypes.c_int32) for name in ("layers", "last", "was_prompt")),
+        *((name, ctypes.c_double) for name in ("now", "transfer")),
+        *((name, ctypes.c_int32) for name in ("demands", "under_way")),
+        *((name, ctypes.c_double) for name in ("waited", "spent")),
+        *((name, ctypes.c_int32) for name in ("computed", "prompt")),
+        *((name, ctypes.c_double) for name in ("began", "stall")),
+        *((name, ctypes.c_int32) for name in ("horizon", "layers", "last", "was_prompt")),
         *((name, ctypes.c_double) for name in ("last_now", "last_waited")),
         ("pace", ctypes.c_void_p),
         *((name, ctypes.c_double * 2) for name in ("each", "stalls")),
@@ -45,8 +46,14 @@ class Times(ctypes.Structure):
     )
 
 
+_NOW = struct.Struct("@2d2i")  # the first of them
+
+
 class Ahead:
-    """Bets on the layers after the one that is routed, on one table. Its owner holds the lock."""
+    """Bets on the layers after the one that is routed, on one table. Its owner holds the lock.
+
+    They are settled when the table decides on a layer.
+    """
 
     def __init__(
         self, bets: Bets, table: ResidencyTable, horizon: int, confidence: float, began: float
@@ -59,19 +66,19 @@ class Ahead:
         self.times = Times(began=began, horizon=horizon, layers=layers, last=-1, at=at)
         self.times.pace = self.pace.ctypes.data
         self.times.bets, self.times.table = bets.address, table.address
-        native = short_calls()
-        self._settle, self._place = native.mira_ahead_settle, native.mira_ahead_place
-        self._address = ctypes.addressof(self.times)
+        self._memory = memoryview(self.times).cast("B")
+        self._place = short_calls().mira_ahead_place
+        self._address = table.deciding.ahead = ctypes.addressof(self.times)
         self._known, self._known_at, self._told = np.zeros(0), 0, np.zeros(0)
 
-    def settle(self) -> int:
-        """A layer is routed, that of the table, and what became of the bets on it is learned.
+    @property
+    def stall(self) -> float:
+        """How long the routed layer would wait without bets, on average."""
+        return self.times.stall
 
-        Those that it has no use for are stale; how many of these have not begun and are to be
-        cancelled, which `table.unwanted` names.
-        """
-        unwanted: int = self._settle(self._address)
-        return unwanted
+    def begin(self, now: float, transfer: float, demands: int, under_way: int) -> None:
+        """What is known before bets are placed, as Times has it."""
+        _NOW.pack_into(self._memory, 0, now, transfer, demands, under_way)
 
     def place(self, ahead: int, guesses: NDArray[np.float64]) -> Pairs:
         """Bet on the layer so many `ahead`, nearer ones first: who is staged, with his slot.

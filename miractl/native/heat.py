@@ -41,8 +41,8 @@ class HeatRating(ctypes.Structure):
         pointers = (array.ctypes.data for array in self._arrays)
         layers, experts = score.shape
         super().__init__(layers, experts, decay, 0.0, 0.0, 0.0, *pointers)
-        self._address, self._record = ctypes.addressof(self), short_calls().mira_heat_record
+        self.address, self._record = ctypes.addressof(self), short_calls().mira_heat_record
 
     def record(self, layer: int, ids: int, count: int) -> bool:
         """A layer's step activates int64 at address `ids`; False, and nothing done, for unknown."""
-        return not self._record(self._address, layer, ids, count)
+        return not self._record(self.address, layer, ids, count)

@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 11  # MIRA_ABI of miractl_native.h
+ABI = 13  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -73,7 +73,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_bets_choose": (_INT, (_ADDRESS,) * 5),
     "mira_bets_judge": (None, (_ADDRESS, _INT, _ADDRESS, _INT, _DOUBLE)),
     "mira_bets_account": (None, (_ADDRESS, _DOUBLE, _DOUBLE, _DOUBLE)),
-    "mira_ahead_settle": (_INT, (_ADDRESS,)),
+    "mira_keep": (None, (_ADDRESS,)),
+    "mira_decide": (_INT, (_ADDRESS,)),
     "mira_ahead_place": (_INT, (_ADDRESS, _INT, _ADDRESS)),
     "mira_bets_calibrated": (_DOUBLE, (_ADDRESS, _INT, _DOUBLE)),
     "mira_timeline": (_INT, (_ADDRESS,) * 8),

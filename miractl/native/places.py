@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class SlotPool:
     """Slots of one size and the layers that share them: the j-th caches in its set j mod N.
 
-    `ways` [N] are the residents that each set may have; the other slots are the reserve.
+    `ways` [N] are the places of each set, for residents and bets; the other slots are the reserve.
     """
 
     layers: tuple[int, ...]
@@ -20,7 +20,7 @@ class SlotPool:
 
     @property
     def reserve(self) -> int:
-        """Slots for whoever does not stay."""
+        """Slots for whoever only passes through."""
         return self.slots - sum(self.ways)
 
 
@@ -40,7 +40,7 @@ class Places:
                 )
         if sorted(layer for pool in pools for layer in pool.layers) != list(range(layers)):
             raise ValueError(f"Got {pools} but expected each of {layers} layers once")
-        most = sum(max(0, pool.reserve - 1) for pool in pools)
+        most = sum(sum(pool.ways) for pool in pools if pool.reserve)
         if not 0 <= staging_limit <= most:
             raise ValueError(f"Got {staging_limit = } but expected 0 to {most}")
         self.set, self.pool = [0] * layers, [0] * layers
@@ -56,8 +56,8 @@ class Places:
                 self.members.append(own)
 
     def share(self, one: int, other: int) -> bool:
-        """Whether two layers have their slots in one pool."""
-        return self.pool[one] == self.pool[other]
+        """Whether two layers have their places in one set."""
+        return self.set[one] == self.set[other]
 
 
 KEPT = 2  # ways that a set keeps, if it had so many

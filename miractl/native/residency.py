@@ -4,6 +4,7 @@ The arrays are numpy's, so that they can be looked at.
 """
 
 import ctypes
+import struct
 from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -11,12 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from miractl.native.deciding import Deciding
 from miractl.native.library import short_calls
 from miractl.native.places import Places, SlotPool, width_for
 from miractl.native.replay import Admission
 from miractl.native.residency_layout import POINTERS, SHARES, Progress, Residency, allocate
 
 Pairs = list[list[int]]  # of expert and slot
+_FOUND = struct.Struct("@7i").unpack_from
 
 
 class Role(IntEnum):
@@ -33,6 +36,7 @@ class Status(IntEnum):
     PLACED = 0  # everybody for whom there is room has a slot
     CALLED = 1  # bets are called in, which comes first
     SHORT = 2  # somebody would get the slot of a bet that is dropped
+    UNWANTED = 3  # nobody is looked up: bets on the layer are to be cancelled before
 
 
 class State(IntEnum):
@@ -98,11 +102,13 @@ class ResidencyTable:
             **{name: arrays[name].ctypes.data for name in (*POINTERS[1:], *SHARES)},
         )
         self.address = ctypes.addressof(self._struct)
+        self.deciding = Deciding(self.address)
         # Of the step, as of the last call: experts that are there with their slots, last those that
         # had `arrived` as bets; absent ones that got a slot, with it; whether others have to wait.
         self.here: Pairs = []
         self.placed: Pairs = []
         self.arrived, self.waits = 0, False
+        self.different = 0  # experts that were asked for
         self._found = self._struct.found()
         self._pairs: tuple[Any, ...] = tuple(
             memoryview(arrays[n]) for n in ("here", "placed", "bet")
@@ -158,10 +164,10 @@ class ResidencyTable:
         found: list[int] = self._arrays["called"][: self._struct.called_count].tolist()
         return found
 
-    def unwanted(self, count: int) -> list[int]:
-        """The first so many bets on the routed layer that are not done and not wanted."""
-        found: list[int] = self._arrays["called"][:count].tolist()
-        return found
+    @property
+    def unwanted(self) -> list[int]:
+        """When there are bets to be cancelled: experts that the routed layer does not want."""
+        return self.called
 
     @property
     def waiting(self) -> list[int]:
@@ -186,10 +192,10 @@ class ResidencyTable:
 
     def _look(self, status: int) -> int:
         """Take in what was found and placed."""
-        here, _, _, placed, waiting, _, self.arrived = self._found.tolist()
+        here, called, absent, placed, waiting, _, self.arrived = _FOUND(self._found)
         self.here = self._pairs[0][:here].tolist() if here else []
         self.placed = self._pairs[1][:placed].tolist() if placed else []
-        self.waits = waiting > 0
+        self.waits, self.different = waiting > 0, here + called + absent
         return status
 
     def call_in(self, expert: int) -> None:

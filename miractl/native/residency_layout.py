@@ -27,7 +27,7 @@ BETS = ("issued", "used", "late", "wasted", "cancelled")  # what became of them
 COUNTED = ("hits", "misses", "prefetched", "prefetch_used")  # of each expert
 _COUNTS = ("here", "called", "absent", "placed", "waiting")
 POINTERS = (
-    *("ids", "worth", "set", "pool", "first", "sibling", "reserve", "spare", "held"),
+    *("ids", "worth", "set", "pool", "first", "sibling", "spare", "held"),
     *("role", "slot", "idle", "top", "transit", "changed", "least", "loser"),
     *("hits", "misses", "prefetched", "prefetch_used", "in_vain", "activations"),
     *("needed", "here", "placed", "called", "absent", "waiting", "staging"),
@@ -71,15 +71,13 @@ def allocate(
     for own in places.members:
         sibling[own[:-1]] = own[1:]
     ways = np.array([ways for pool in pools for ways in pool.ways], np.int32)
-    reserve = np.array([pool.reserve for pool in pools], np.int32)
     return {
         "worth": worth,
         "set": np.array(places.set, np.int32),
         "pool": np.array(places.pool, np.int32),
         "first": np.array([min(own, default=layers) for own in places.members], np.int32),
         "sibling": sibling,
-        "reserve": reserve,
-        "spare": reserve.copy(),
+        "spare": np.array([pool.reserve for pool in pools], np.int32),
         "held": np.zeros(len(ways), np.int32),
         "ways": ways,
         "least_ways": np.minimum(ways, KEPT),

@@ -28,9 +28,12 @@ class _Lesson(ctypes.Structure):
 
 
 class _Rating(ctypes.Structure):
+    worth: int
+    step: float
+
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("learners", "starts", "ids", "probabilities")),
-        *(("worth", ctypes.c_void_p), ("nearer", ctypes.c_double)),
+        *(("worth", ctypes.c_void_p), ("nearer", ctypes.c_double), ("step", ctypes.c_double)),
         *((name, ctypes.c_int32) for name in ("count", "layer")),
     ]
 
@@ -38,30 +41,36 @@ class _Rating(ctypes.Structure):
 class Course:
     """Learners of streams that take their steps together, sharing their tables."""
 
-    def __init__(self, learners: Sequence[Learner]) -> None:
+    def __init__(self, learners: Sequence[Learner], nearer: float = 0.0) -> None:
+        """`nearer`: what a score gains in a step, because what it foresees comes nearer."""
         count = len(learners)
         self.learners = tuple(learners)
         self._addresses = (ctypes.c_void_p * count)(*(one.address for one in learners))
         self._starts = np.zeros(count, np.uint8)
         self._told = _Rating(
-            ctypes.addressof(self._addresses), self._starts.ctypes.data, count=count
+            *(ctypes.addressof(self._addresses), self._starts.ctypes.data),
+            nearer=nearer,
+            count=count,
         )
-        self._told_at = ctypes.addressof(self._told)
+        self.address = ctypes.addressof(self._told)  # valid as long as the course lives
         self._rate = short_calls().mira_rate
 
-    def rate(
-        self, layer: int, ids: int, probabilities: int, nearer: float = 0.0, worth: int = 0
-    ) -> bool:
+    def begin(self, step: int, worth: int = 0) -> None:
+        """A step begins.
+
+        `worth`: address of float64 [layers, experts], which get the scores of one alone; 0: no.
+        """
+        self._told.step, self._told.worth = step, worth
+
+    def rate(self, layer: int, ids: int, probabilities: int) -> bool:
         """One layer of one more token of each; False, and nothing done, for unknown experts.
 
-        `ids` and `probabilities` are addresses of int64 and float32 [streams, k], `worth` that of
-        float64 [experts], or 0: of one stream alone it gets the scores, more by `nearer`. What the
-        tokens teach is left to a lesson.
+        `ids` and `probabilities` are addresses of int64 and float32 [streams, k]. What the tokens
+        teach is left to a lesson.
         """
         told = self._told
         told.layer, told.ids, told.probabilities = layer, ids, probabilities
-        told.nearer, told.worth = nearer, worth
-        return not self._rate(self._told_at)
+        return not self._rate(self.address)
 
 
 class Tutor:

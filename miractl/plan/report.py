@@ -151,7 +151,7 @@ def _cache_rows(plan: Plan) -> Iterator[Row]:
         yield "slots", f"{slots.slots:,}", f"of {g.expert_count:,} experts"
         used = f"{len(slots.ways)} sets of {each} ways"
         used += ", one set a layer" if len(slots.ways) == len(g.moe_layers) else ""
-        used += "; the rest for experts under way" if sum(slots.ways) < slots.slots else ""
+        used += "; the rest for what is just needed" if sum(slots.ways) < slots.slots else ""
         yield "residents", f"{sum(slots.ways):,}", used
     cores = plan.machine.cores
     words = "N sets × M ways, M by the cores: few ways on few cores"

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from miractl.errors import UsageError
 from miractl.units import format_bytes, parse_bytes, parse_share
 
-STAGING_SHARE = 4  # at most one slot in four waits for a bet; the rest caches
+STAGING_SHARE = 4  # at most one slot in four is lent to bets
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """Division of `budget` bytes: residents in sets x ways, a reserve for staging and transit."""
+    """Division of `budget` bytes: sets x ways for residents and bets, a reserve for transit.
+
+    Bets have `staging_limit` of the ways at most, and only while there are any.
+    """
 
     budget: int
     expert_bytes: int
@@ -45,10 +48,10 @@ def plan_slots(
 ) -> SlotPlan:
     """Slots for a budget: S = floor(budget / expert bytes), never more than the experts there are.
 
-    One slot of the reserve always serves a demand, up to `max_staged` more serve bets. If every
-    expert fits, there is nothing to stage and no eviction. Layer l caches in set l mod `sets`, each
-    in its own where `sets` is None. Raises UsageError if not even the top-k experts of one layer
-    fit, or for more sets than there are layers or residents.
+    One slot, the reserve, always serves a demand; all others are residents', who lend up to
+    `max_staged` to bets. If every expert fits, there is nothing to stage and no eviction. Layer l
+    caches in set l mod `sets`, each in its own where `sets` is None. Raises UsageError if not even
+    the top-k experts of one layer fit, or for more sets than there are layers or residents.
     """
     total = layers * experts
     slots = min(total, budget // expert_bytes)
@@ -64,7 +67,7 @@ def plan_slots(
         ways = tuple(experts * len(share) for share in shares)
         return SlotPlan(budget, expert_bytes, slots, ways, 0)
     staging = min(max_staged, slots // STAGING_SHARE)
-    residents = slots - 1 - staging
+    residents = slots - 1
     if sets is not None and sets > residents:
         raise UsageError(
             f"{sets} sets are more than the {residents} experts that stay in {slots} slots",

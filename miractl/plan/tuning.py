@@ -49,7 +49,7 @@ class Candidate:
 
     def ways(self, slots: int) -> int:
         """M of N x M = slots; what is left over gives some sets one more."""
-        return (slots - 1 - self.staged) // self.sets
+        return (slots - 1) // self.sets
 
     def changes(self, other: "Candidate") -> int:
         """In how many settings two differ."""

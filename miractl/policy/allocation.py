@@ -43,11 +43,16 @@ class Allocation:
         self._steps += 1
         return self._steps % EVERY == 0
 
-    def move(self, sets: Collection[int], held: Sequence[int]) -> int | None:
-        """Move a way between sets of one pool if it pays; the set that has one less."""
+    def move(self, sets: Collection[int], held: Sequence[int], bets: Sequence[int]) -> int | None:
+        """Move a way between sets of one pool if it pays; the set that has one less.
+
+        `held`: ways of each set that somebody has; those that `bets` have are not given up.
+        """
         takers = [at for at in sets if self.ways[at] <= min(held[at], self.most[at] - 1)]
         taker = max(takers, key=lambda at: self.gain[at], default=None)
-        givers = [at for at in sets if at != taker and self.ways[at] > self.least[at]]
+        givers = [
+            at for at in sets if at != taker and self.ways[at] > max(self.least[at], bets[at])
+        ]
         giver = min(givers, key=lambda at: self.loss[at], default=None)
         if taker is None or giver is None:
             return None
@@ -59,11 +64,18 @@ class Allocation:
         return giver
 
     def count(
-        self, at: int, worth: Floats, resident: npt.NDArray[np.bool_], row: int, expert: int
+        self,
+        at: int,
+        held: int,
+        worth: Floats,
+        resident: npt.NDArray[np.bool_],
+        row: int,
+        expert: int,
     ) -> None:
         """An expert of a set is used; worth and residents are those before, [layers, experts].
 
-        The layers are those of the set, of which the expert's is `row`.
+        `held`: ways of the set that somebody has. The layers are those of the set, of which the
+        expert's is `row`.
         """
         there, own = bool(resident[row, expert]), worth[row, expert]
         beside = worth[resident == there]
@@ -71,7 +83,7 @@ class Allocation:
         first = order < row * worth.shape[1] + expert
         nearer = (beside < own if there else beside > own) | ((beside == own) & first)
         between = int(np.count_nonzero(nearer))
-        idle = self.ways[at] - int(np.count_nonzero(resident))  # nearer than any resident
+        idle = self.ways[at] - held  # nearer than any resident
         if there:
             self.loss[at] += between + max(0, idle) < self._width
         else:

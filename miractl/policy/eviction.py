@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.deciding import Rule
 from miractl.native.heat import HeatRating
 from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
@@ -31,8 +32,18 @@ class EvictionPolicy(Protocol):
     shifts: bool  # slots move between layers that do not share them
     warms: bool  # it tells the heat of what was used, in every layer
 
+    @property
+    def rule(self) -> Rule | None:
+        """By which the library may rate; None: by none."""
+
     def record(self, step: Routed) -> bool:
         """Take in a layer's routing; whether the worth of other layers has changed too."""
+
+    def leave(self, step: Routed, now: float) -> int:
+        """Leave the layer to the library, which rates it next: the address of what it goes by.
+
+        0, and nothing done: `record` has to. `now` on the heat's clock.
+        """
 
     def tables(self) -> Mapping[str, Tables]:
         """What was learned and is worth keeping, by name."""
@@ -50,9 +61,14 @@ class _Table:
     admission = Admission.ALWAYS
     shifts = False
     warms = False
+    rule: Rule | None = None
 
     def __init__(self, layers: int, experts: int) -> None:
         self.worth: Floats = np.zeros((layers, experts))
+
+    def leave(self, step: Routed, now: float) -> int:
+        """It cannot be left."""
+        return 0
 
     def tables(self) -> Mapping[str, Tables]:
         """Nothing is learned."""
@@ -155,6 +171,7 @@ class CompiledHeat(_Table):
 
     admission = Admission.HOTTER
     warms = True
+    rule = Rule.HEAT
 
     def __init__(self, heat: HeatTable, layers: int, experts: int) -> None:
         """Raises MiractlError without the library."""
@@ -165,13 +182,21 @@ class CompiledHeat(_Table):
 
     def record(self, step: Routed) -> bool:
         """As `HeatEviction` does."""
-        rating, heat = self._rating, self._heat
-        rating.now = heat.open(len(step.ids))
-        rating.threshold = heat.threshold
-        rating.stamp += 1
-        if not rating.record(step.layer, step.addresses[0], step.ids.size):
+        self._open(step, self._heat.open(len(step.ids)))
+        if not self._rating.record(step.layer, step.addresses[0], step.ids.size):
             raise ValueError(f"Got ids {step.ids.tolist()} of {self.worth.shape[1]} experts")
         return step.layer == 0
+
+    def leave(self, step: Routed, now: float) -> int:
+        """As the protocol says."""
+        self._heat.open_at(now, len(step.ids))
+        self._open(step, now)
+        return self._rating.address
+
+    def _open(self, step: Routed, now: float) -> None:
+        rating = self._rating
+        rating.now, rating.threshold = now, self._heat.threshold
+        rating.stamp += 1
 
 
 class Brain:
@@ -180,8 +205,8 @@ class Brain:
     def __init__(self, eviction: EvictionPolicy, heat: HeatTable) -> None:
         self.eviction, self.heat = eviction, heat
         self.admission, self.worth = eviction.admission, eviction.worth
-        self.shifts, self._warms = eviction.shifts, eviction.warms
-        self._record, self._clock = eviction.record, heat.clock
+        self.shifts, self._warms, self.rule = eviction.shifts, eviction.warms, eviction.rule
+        self._record, self._leave, self._clock = eviction.record, eviction.leave, heat.clock
         self._last = len(self.worth) - 1
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
@@ -194,6 +219,16 @@ class Brain:
         row = self.activations[step.layer]
         row += np.bincount(step.ids.reshape(-1), minlength=len(row))
         return self.rate(step)
+
+    def leave(self, step: Routed) -> int:
+        """Let the library rate the layer next, which counts its tokens too: what it goes by.
+
+        0, and nothing done, where `rate` has to: see `EvictionPolicy.leave`.
+        """
+        if self.rule is None or self.shifts or (step.layer == self._last and not self._warms):
+            return 0
+        self.seconds = now = self._clock()
+        return self._leave(step, now)
 
     def rate(self, step: Routed) -> bool:
         """Warm up what was used and let the policy know, all at one moment.

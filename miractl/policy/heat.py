@@ -71,11 +71,15 @@ class HeatTable:
     def open(self, tokens: int) -> float:
         """A step of so many tokens activates experts: the window may be over. The time now."""
         now = self._now()
+        self.open_at(now, tokens)
+        return now
+
+    def open_at(self, now: float, tokens: int) -> None:
+        """As `open`, at a time of the clock."""
         self._end_window(now)
         if self._window_start is None:
             self._window_start = now
         self._tokens += TOKENS_EWMA * (tokens - self._tokens)
-        return now
 
     def hold(self) -> float:
         """Let time stand still until `go_on`; the time now, in seconds of the clock."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.deciding import Rule
 from miractl.native.learner import Learner, LearnerState, discount_for, window_for
 from miractl.native.replay import Admission, Routing
 from miractl.native.tutor import Course, Tutor
@@ -61,18 +62,17 @@ class Learned:
         admission: Admission = Admission.WORTHIER,
     ) -> None:
         """Raises MiractlError without the native library."""
-        self.admission, self.shifts, self.warms = admission, False, False
+        self.admission, self.shifts, self.warms, self.rule = admission, False, False, Rule.LEARNER
         self.worth: Floats = np.zeros((layers, experts))
         self._rows_of_worth = list(self.worth)
-        self._worths = [row.ctypes.data for row in self.worth]  # addresses
-        self._fractions = [layer / layers for layer in range(layers)]  # of a step
+        self._worth_at = self.worth.ctypes.data
         window = window_for(slots, top)
         self.state = LearnerState(layers, experts, top, discount_for(slots, top), window=window)
         self._nearer = math.log(float(np.float32(self.state.discount)))
         self._most = max(2, min(MOST_STREAMS, STREAM_MEMORY // self.state.stream_bytes))
         self._streams: dict[int, Learner] = {}  # by sequence, the least recently used first
         self._tutor = Tutor()
-        self._course = Course([Learner(self.state)])  # of those with one new token
+        self._course = Course([Learner(self.state)], self._nearer)  # of those with one new token
         self._sequences: tuple[int, ...] = (NOBODY,)
         self._rows: list[int] = []  # where their tokens are in the step
         self._prompts: list[_Prompt] = []
@@ -86,20 +86,27 @@ class Learned:
         layer = step.layer
         refreshed = layer == 0 and self._begin(step)
         if self._alone and len(step.ids) == 1:
-            ids, scores = step.at or step.addresses
-            nearer = (self._step + self._fractions[layer]) * self._nearer
-            if not self._course.rate(layer, ids, scores, nearer, self._worths[layer]):
-                raise self._unknown(step)
+            self._rate(step)
         else:
             self._record_several(step)
         if layer == self._last:
             self._teach()
         return refreshed
 
+    def leave(self, step: Routed, now: float) -> int:
+        """As the protocol says: one token of a sequence that the step before had to itself."""
+        begun = self._alone if step.layer else self._goes_on(step)
+        return self._course.address if begun and len(step.ids) == 1 else 0
+
     def _record_several(self, step: Routed) -> None:
         """Rate the new tokens among several, and keep what is to be learned of prompts."""
-        if self._rows:
+        if len(self._rows) == len(step.ids):
             self._rate(step)
+        elif self._rows:
+            ids, scores = step.ids[self._rows], step.scores[self._rows]
+            self._rate(Routed(step.layer, ids, scores, step.segments, step.step))
+        if self._rows and not self._alone:
+            self._weigh(step.layer)
         for prompt in self._prompts:
             prompt.ids.append(step.ids[prompt.rows])
             prompt.scores.append(step.scores[prompt.rows])
@@ -132,10 +139,10 @@ class Learned:
 
     def _begin(self, step: Routed) -> bool:
         """Take a step in; whether prompts of the step before have changed the worth of layers."""
-        self._tutor.wait()
-        self._step, own = step.step, only(step)
-        if own is not None and self._goes_on(own.sequence):
+        if self._goes_on(step):
             return False
+        self._tutor.wait()
+        self._step = step.step
         refreshed = any(prompt.ids for prompt in self._prompts)
         if refreshed:
             self._voters = list(self._learners)
@@ -147,7 +154,7 @@ class Learned:
         self._rows = [segment.start for segment in tokens]
         sequences = tuple(segment.sequence for segment in tokens)
         if tokens and sequences != self._sequences:
-            self._course = Course([learners[sequence] for sequence in sequences])
+            self._course = Course([learners[sequence] for sequence in sequences], self._nearer)
             self._sequences = sequences
         self._prompts = [
             _Prompt(learners[s.sequence], slice(max(s.start, s.stop - PROMPT_TOKENS), s.stop))
@@ -160,29 +167,32 @@ class Learned:
         )
         self._voters = list(ready)
         self._alone = len(self._voters) == len(self._rows) == 1
+        self._course.begin(self._step, self._worth_at if self._alone else 0)
         return refreshed
 
-    def _goes_on(self, sequence: int) -> bool:
-        """Whether the step before was one token of this sequence alone."""
-        return self._alone and not self._prompts and self._sequences == (sequence,)
+    def _goes_on(self, step: Routed) -> bool:
+        """Take in a step that is one token of the sequence whose one token the last step was."""
+        own = only(step)
+        if own is None or not self._alone or self._prompts:
+            return False
+        if self._sequences != (own.sequence,):
+            return False
+        self._tutor.wait()
+        self._step = step.step
+        self._course.begin(self._step, self._worth_at)
+        return True
 
     def _rate(self, step: Routed) -> None:
-        layer, told = step.layer, step
-        if len(self._rows) < len(step.ids):
-            ids, scores = step.ids[self._rows], step.scores[self._rows]
-            told = Routed(layer, ids, scores, step.segments, step.step)
-        worth = self._worths[layer] if self._alone else 0
-        if not self._course.rate(layer, *told.addresses, self._nearer_by(layer), worth):
-            raise self._unknown(told)
-        if not self._alone:
-            self._weigh(layer)
+        """By the new tokens, which are all of `step`."""
+        if not self._course.rate(step.layer, *step.addresses):
+            raise self._unknown(step)
 
     def _unknown(self, step: Routed) -> ValueError:
         return ValueError(f"Got ids {step.ids.tolist()} of {self.state.experts} experts")
 
     def _nearer_by(self, layer: int) -> float:
         """Layers are scored in turn, and what an older score foresees has come nearer since."""
-        return (self._step + self._fractions[layer]) * self._nearer
+        return (self._step + layer / len(self.worth)) * self._nearer
 
     def _stream(self, segment: Segment) -> Learner:
         """The learner of a sequence; that of one not seen for long makes room for a new one."""

@@ -8,11 +8,12 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.deciding import Known
 from miractl.native.places import SlotPool
 from miractl.native.residency import Pairs, Role, State, Status
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
-from miractl.policy.routing import Routed
+from miractl.policy.routing import NOWHERE, Addresses, Routed
 from miractl.policy.staged import StagedResidency
 
 
@@ -25,10 +26,10 @@ class PlainSlots(StagedResidency):
         self.hits: npt.NDArray[np.int64] = np.zeros(policy.worth.shape, np.int64)
         self.misses: npt.NDArray[np.int64] = np.zeros_like(self.hits)
         self.here: Pairs = []
-        self.arrived = 0
+        self.arrived = self.different = 0
         self.called: list[int] = []
         self.placed: Pairs = []
-        self._layer, self._needed = 0, frozenset[ExpertKey]()
+        self._layer = 0
         self._absent: list[int] = []  # not placed yet, in order
         self._waiting: list[int] = []
 
@@ -46,6 +47,14 @@ class PlainSlots(StagedResidency):
         """The least worthy of a set that has lost a way goes."""
         self.evictions += 1
         return super().shrink(index)
+
+    def decide(
+        self, step: Routed, known: Known, whole: bool = True, router: Addresses = NOWHERE
+    ) -> int:
+        """As the protocol says; nobody bets, and nothing can be copied."""
+        assert router == NOWHERE
+        self.record(step)
+        return self.ask(step) if whole else Status.PLACED
 
     def ask(self, step: Routed) -> int:
         """As the protocol says."""
@@ -68,6 +77,7 @@ class PlainSlots(StagedResidency):
             if key in self._staged
         }
         self._needed, self._waiting, self.placed = frozenset(keys), [], []
+        self.different = len(keys)
         self.here = [[key.expert, slot] for key, slot in found.items()]
         self._absent = [key.expert for key in keys if self.slot(key) is None]
         for key in keys:
@@ -76,7 +86,7 @@ class PlainSlots(StagedResidency):
         arrived = [key for key, state in states.items() if state is State.DONE]
         self.arrived = len(arrived)
         for key in arrived:
-            self.here.append([key.expert, self.use(key, self._needed, "used")])
+            self.here.append([key.expert, self.use(key, "used")])
         for key in (key for key, state in states.items() if state >= State.FAILED):
             self.drop(key)
             self._absent.append(key.expert)
@@ -87,6 +97,8 @@ class PlainSlots(StagedResidency):
         """As the protocol says."""
         while self._absent:
             key = ExpertKey(self._layer, self._absent[0])
+            if not skip and self.is_full(self._layer):
+                self.drop_stale(self._layer)
             place = None if skip else self.demand(key, self._needed)
             if place is None and not skip and self.has_bets(self._layer):
                 return Status.SHORT
@@ -102,7 +114,7 @@ class PlainSlots(StagedResidency):
 
     def call_in(self, expert: int) -> None:
         """As the protocol says."""
-        self.use(ExpertKey(self._layer, expert), self._needed, "late")
+        self.use(ExpertKey(self._layer, expert), "late")
 
     def slot_of(self, key: ExpertKey) -> int | None:
         """As the protocol says."""

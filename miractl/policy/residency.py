@@ -4,14 +4,19 @@ Slots are numbered through. Where layers have experts of different shapes there 
 for each shape, and a layer has a slot of its own pool or none. Those of a pool are all alike; what
 differs is the role that an expert plays in one:
 
-- resident: cached. A set of the set-associative cache holds at most `ways` residents; the j-th
-  layer of a pool belongs to its set j mod N. One set a layer and one for all are the two limits.
-- staged: brought ahead of need, on a bet. At most `staging_limit`.
+- resident: cached. A set of the set-associative cache has `ways` places; the j-th layer of a pool
+  belongs to its set j mod N. One set a layer and one for all are the two limits.
+- staged: brought ahead of need, on a bet, into a place of its layer's set. At most `staging_limit`.
 - transit: needed by the step under way but not worth a resident's place, any more or at all.
 
-Invariants, in each pool: residents <= sum of ways; staged + transit <= slots - sum of ways, the
-reserve; an expert has at most one slot and a slot at most one expert; whoever the step needs keeps
-its slot until the step lets go of it.
+Nothing is kept for bets: where nobody bets, all places are residents'. A bet takes a place that is
+free, that of a bet that ended in vain, or the least worthy resident's, which who is bet on would
+have had anyway if the bet comes true: it becomes resident where it is. In vain, its place is the
+first that is given up.
+
+Invariants: residents and staged of a set <= its ways; in each pool, transit <= slots - sum of ways,
+the reserve; an expert has at most one slot and a slot at most one expert; whoever the step needs
+keeps its slot until the step lets go of it.
 A reserve of 0 is for the cache that holds every expert; any other needs 1, or a step could starve.
 A change of role moves no bytes. A policy by which newcomers compete with everybody may find that
 somebody is worth less whom the step needs: he gives up his place and keeps his slot, in transit.
@@ -59,18 +64,18 @@ class Residency:
         self.pools, self.staging_limit = tuple(pools), staging_limit
         self.slots = sum(pool.slots for pool in pools)
         self.policy = policy
-        self._spare = [pool.reserve for pool in pools]  # free slots of each reserve
+        self._spare = [pool.reserve for pool in pools]  # slots of each reserve without a transit
         numbers = iter(range(self.slots))
         self._idle = [[next(numbers) for _ in range(pool.slots)][::-1] for pool in pools]
         self._residents: dict[ExpertKey, int] = {}  # and their slots, as in the other two
-        self._staged: dict[ExpertKey, int] = {}
+        self._staged: dict[ExpertKey, int] = {}  # the oldest first
         self._transit: dict[ExpertKey, int] = {}
         layers, experts = policy.worth.shape
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self._layers = [np.array(own, int) for own in self.places.members]  # of each set
         ways = [ways for pool in pools for ways in pool.ways]
         self._shares = Allocation(ways, [experts * len(own) for own in self._layers])
-        self._held = [0] * len(ways)
+        self._held = [0] * len(ways)  # places of each set that residents and staged have
         self._resident = np.zeros(policy.worth.shape, bool)
         # Worth of the residents, infinite for others; and the least of each layer with whose it is:
         # where somebody has to go, only these are looked at.
@@ -84,7 +89,7 @@ class Residency:
 
     @property
     def ways(self) -> tuple[int, ...]:
-        """Residents that each set may have now."""
+        """Places of each set now, for residents and bets."""
         return tuple(self._shares.ways)
 
     @property
@@ -93,7 +98,7 @@ class Residency:
         return tuple(map(len, self._idle))
 
     def has_bets(self, layer: int) -> bool:
-        """Whether bets hold slots that experts of the layer could have."""
+        """Whether bets have places that experts of the layer could have."""
         return any(self.places.share(key.layer, layer) for key in self._staged)
 
     def slot(self, key: ExpertKey) -> int | None:
@@ -150,14 +155,18 @@ class Residency:
                 own = [
                     at for at, of in enumerate(places.members) if of and places.pool[of[0]] == pool
                 ]
-                giver = shares.move(own, self._held)
+                bets = [0] * len(self._held)
+                for key in self._staged:
+                    bets[places.set[key.layer]] += 1
+                giver = shares.move(own, self._held, bets)
                 if giver is not None and self._held[giver] > shares.ways[giver]:
                     self.shrink(giver)
         index = places.set[step.layer]
         layers = self._layers[index]
         row = places.members[index].index(step.layer)
         for expert in np.unique(step.ids).tolist():
-            shares.count(index, self.policy.worth[layers], self._resident[layers], row, expert)
+            worth, resident = self.policy.worth[layers], self._resident[layers]
+            shares.count(index, self._held[index], worth, resident, row, expert)
 
     def shrink(self, index: int) -> ExpertKey:
         """The least worthy of a set that has lost a way goes. Between steps: nobody is in use."""
@@ -180,21 +189,32 @@ class Residency:
         self._evict(room.evicted, needed)
         return self._place(key, Role.RESIDENT, room.evicted)
 
-    def stage(self, key: ExpertKey) -> Place | None:
-        """A slot for a bet, or None: one spare slot always stays for a demand."""
-        spare = self._spare[self.places.pool[key.layer]]
-        if len(self._staged) >= self.staging_limit or spare <= 1:
-            return None
-        return self._place(key, Role.STAGED)
+    def stage(self, key: ExpertKey, needed: Collection[ExpertKey]) -> Place | None:
+        """A place for a bet, the least worthy resident's if none is free, or None.
 
-    def adopt(self, key: ExpertKey, needed: Collection[ExpertKey]) -> Place:
-        """A staged expert is needed now: make it resident if it is worth it, else transit."""
-        room = self._room(key, needed)
-        self._evict(room.evicted, needed)
+        `needed` are the experts of the step under way, that keep their slots.
+        """
+        if len(self._staged) >= self.staging_limit:
+            return None
+        if not self.is_full(key.layer):
+            return self._place(key, Role.STAGED)
+        with self._kept(needed):
+            worth, victim = self._least_of(self.places.set[key.layer], key.layer)
+        if worth == np.inf:
+            return None
+        self.release(victim)
+        return self._place(key, Role.STAGED, victim)
+
+    def adopt(self, key: ExpertKey) -> int:
+        """A staged expert is needed: it becomes resident, in the place that it has. Its slot."""
         slot = self._leave(key)
-        role = Role.RESIDENT if room.granted else Role.TRANSIT
-        self._enter(key, slot, role)
-        return Place(slot, role, room.evicted)
+        self._enter(key, slot, Role.RESIDENT)
+        return slot
+
+    def is_full(self, layer: int) -> bool:
+        """Whether somebody has every place of the layer's set."""
+        index = self.places.set[layer]
+        return self._held[index] >= self._shares.ways[index]
 
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
@@ -209,12 +229,12 @@ class Residency:
         """Whether a newcomer may become resident, and who has to go for it."""
         layer, _ = key
         index = self.places.set[layer]
-        if self._held[index] < self._shares.ways[index]:
+        if not self.is_full(layer):
             return GRANTED
         if self.policy.admission is Admission.WORTHIER:
             worth, victim = self._least_of(index, layer)
         else:
-            with self._kept(layer, needed):
+            with self._kept(needed):
                 worth, victim = self._least_of(index, layer)
         if worth == np.inf or not self._admits(self.policy.worth[key], worth):
             return REFUSED
@@ -228,8 +248,9 @@ class Residency:
         return self._least[layer], self._keys[layer][self._loser[layer]]
 
     @contextmanager
-    def _kept(self, layer: int, needed: Collection[ExpertKey]) -> Iterator[None]:
-        """For a while these experts of the layer cannot be given up."""
+    def _kept(self, needed: Collection[ExpertKey]) -> Iterator[None]:
+        """For a while these experts, all of one layer, cannot be given up."""
+        layer = next((key.layer for key in needed), 0)
         row = self._rows[layer]
         experts = [key.expert for key in needed]
         before = row[experts]
@@ -268,10 +289,12 @@ class Residency:
     def _enter(self, key: ExpertKey, slot: int, role: Role) -> None:
         layer, expert = key
         self._of(role)[key] = slot
-        if role is not Role.RESIDENT:
+        if role is Role.TRANSIT:
             self._spare[self.places.pool[layer]] -= 1
             return
         self._held[self.places.set[layer]] += 1
+        if role is Role.STAGED:
+            return
         self._resident[key] = True
         self._rows[layer][expert] = self.policy.worth[key]
         self._rank(layer)
@@ -279,10 +302,12 @@ class Residency:
     def _leave(self, key: ExpertKey) -> int:
         """An expert gives up its role; its slot."""
         layer, expert = key
-        if key not in self._residents:
+        if key in self._transit:
             self._spare[self.places.pool[layer]] += 1
-            return (self._transit if key in self._transit else self._staged).pop(key)
+            return self._transit.pop(key)
         self._held[self.places.set[layer]] -= 1
+        if key in self._staged:
+            return self._staged.pop(key)
         self._resident[key] = False
         self._rows[layer][expert] = np.inf
         self._rank(layer)

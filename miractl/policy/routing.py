@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]  # [tokens, k], distinct within a token
 Scores = npt.NDArray[np.float32]  # [tokens, k]
+Addresses = tuple[int, int]  # of ids as int64 and scores as float32 without gaps
+NOWHERE: Addresses = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,11 @@ class Routed:
     scores: Scores
     segments: tuple[Segment, ...]  # in order, together all rows
     step: int  # counts up, the same in all layers
-    at: tuple[int, int] | None = None  # as `addresses`, where they are known: numpy is slow to tell
+    at: Addresses | None = None  # as `addresses`, where they are known: numpy is slow to tell
 
     @property
-    def addresses(self) -> tuple[int, int]:
-        """Of ids as int64 and scores as float32 without gaps, for the library."""
+    def addresses(self) -> Addresses:
+        """For the library."""
         if self.at is None:
             self.ids = np.ascontiguousarray(self.ids, np.int64)
             self.scores = np.ascontiguousarray(self.scores, np.float32)
@@ -59,3 +61,21 @@ class Routed:
             rows = slice(at, at + limit)
             ids, scores = self.ids[rows], self.scores[rows]
             yield rows, Routed(self.layer, ids, scores, self.segments, self.step)
+
+
+class OneToken:
+    """The routing of one token, layer by layer, which the next token's takes the place of."""
+
+    def __init__(self, layers: int, top: int) -> None:
+        ids = np.zeros((layers, 1, top), np.int64)
+        scores = np.zeros(ids.shape, np.float32)
+        self._steps = [
+            Routed(layer, ids[layer], scores[layer], (), -1, (a.ctypes.data, b.ctypes.data))
+            for layer, (a, b) in enumerate(zip(ids, scores, strict=True))
+        ]
+
+    def routed(self, layer: int, segments: tuple[Segment, ...], step: int) -> Routed:
+        """A layer of a step; ids and scores are written where its `addresses` say."""
+        found = self._steps[layer]
+        found.segments, found.step = segments, step
+        return found

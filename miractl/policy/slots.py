@@ -1,8 +1,8 @@
 """The slot table as a step asks it: in C, or in Python where there is no library.
 
-A step of a layer goes: `record` its routing; `ask` for its experts; `call_in` those that were bet
-on and are on their way, then `place`; `end_transit` when they are computed, and `ask_again` while
-somebody waits. Bets are settled and placed by `miractl.native.bets`.
+A step of a layer goes: `decide` on it; `call_in` experts that were bet on and are on their way,
+then `place`; `end_transit` when they are computed, and `ask_again` while somebody waits. What
+`decide` does is to `record` its routing, to settle bets where there are any, and to `ask` for it.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.deciding import Known
 from miractl.native.library import available
 from miractl.native.places import SlotPool
 from miractl.native.residency import BetCounts, Pairs, ResidencyTable, Role
@@ -18,7 +19,7 @@ from miractl.native.residency_layout import Progress
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.plain_slots import PlainSlots
-from miractl.policy.routing import Routed
+from miractl.policy.routing import NOWHERE, Addresses, Routed
 
 
 class SlotTable(Protocol):
@@ -35,6 +36,7 @@ class SlotTable(Protocol):
     progress: Progress  # of transfers into the slots of bets
     here: Pairs  # experts of the step that are there, with their slots: residents, then bets
     arrived: int  # how many of them had been bet on
+    different: int  # how many experts were asked for
     placed: Pairs  # absent experts of the step that got a slot, with it
 
     def __len__(self) -> int:
@@ -80,6 +82,16 @@ class SlotTable(Protocol):
     def waits(self) -> bool:
         """Whether there are any."""
 
+    def decide(
+        self, step: Routed, known: Known, whole: bool = True, router: Addresses = NOWHERE
+    ) -> int:
+        """A layer is routed: `record` it, settle bets on it, and if it is `whole`, `ask` for it.
+
+        The Status; UNWANTED: bets are to be cancelled before anybody is asked for. `router`: where
+        ids and scores are to be copied from, to those of the step. Raises ValueError for experts
+        that do not exist.
+        """
+
     def record(self, step: Routed) -> None:
         """Tell the policy of a layer's routing, before its experts are looked up."""
 
@@ -111,8 +123,9 @@ class SlotTable(Protocol):
         With a layer, those alone whose slots its experts could have.
         """
 
-    def unwanted(self, count: int) -> list[int]:
-        """The first so many bets on the routed layer that are not done and not wanted."""
+    @property
+    def unwanted(self) -> list[int]:
+        """Bets on the routed layer that are not done and not wanted, if there are any."""
 
     def drop(self, key: ExpertKey) -> None:
         """A bet ends that nobody has called in: in vain if it was moved."""
@@ -156,7 +169,26 @@ class CompiledSlots(ResidencyTable):
             *(policy.activations, policy.heat.decaying),
         )
         self.policy = policy
-        self._step: Routed | None = None  # that the library has been told of
+        if policy.rule is not None:
+            self.deciding.kind = policy.rule
+
+    def decide(
+        self, step: Routed, known: Known, whole: bool = True, router: Addresses = NOWHERE
+    ) -> int:
+        """As the protocol says."""
+        policy, deciding, ids = self.policy, self.deciding, step.ids
+        rule, tokens = policy.leave(step), len(ids)
+        deciding.tell(
+            *(*(step.at or step.addresses), *router, rule, policy.seconds, *known),
+            *(tokens > len(step.segments), step.layer, ids.size, whole),
+        )
+        if not rule:
+            deciding.keep()
+            self.record(step)
+        status = deciding.decide()
+        if status < 0:
+            raise self._unknown(step)
+        return self._look(status)
 
     def record(self, step: Routed) -> None:
         """As the protocol says."""
@@ -171,16 +203,18 @@ class CompiledSlots(ResidencyTable):
 
     def ask(self, step: Routed) -> int:
         """As the protocol says."""
-        if step is not self._step:
-            self._tell(step)
+        self._tell(step)
         status = self._ask(self.address)
         if status < 0:
-            raise ValueError(f"Got ids up to {step.ids.max()} of {self.hits.shape[1]} experts")
+            raise self._unknown(step)
         return self._look(status)
+
+    def _unknown(self, step: Routed) -> ValueError:
+        return ValueError(f"Got ids up to {step.ids.max()} of {self.hits.shape[1]} experts")
 
     def _tell(self, step: Routed) -> None:
         ids, _ = step.at or step.addresses
-        struct, self._step = self._struct, step
+        struct = self._struct
         struct.layer, struct.ids, struct.count = step.layer, ids, step.ids.size
 
     def slot_of(self, key: ExpertKey) -> int | None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.places import SlotPool
-from miractl.native.residency import BetCounts, Role, State
+from miractl.native.residency import BetCounts, State
 from miractl.native.residency_layout import Progress
 from miractl.policy.eviction import Brain
 from miractl.policy.keys import ExpertKey
@@ -58,7 +58,8 @@ class StagedResidency(Residency):
         self.in_vain: Counts = np.zeros(len(policy.worth), np.int64)
         self.counted = dict.fromkeys(BetCounts._fields, 0)
         self._stale: set[ExpertKey] = set()  # staged, and their layer has been routed since
-        self._unwanted: list[int] = []
+        self.unwanted: list[int] = []  # experts of bets on the routed layer, to be cancelled
+        self._needed: frozenset[ExpertKey] = frozenset()  # by the step under way, of one layer
 
     @property
     def bets(self) -> BetCounts:
@@ -76,29 +77,23 @@ class StagedResidency(Residency):
         return max(0, self.staging_limit - len(self._staged) + len(self._stale))
 
     def oldest(self, layer: int | None = None) -> list[ExpertKey]:
-        """The staged experts whose slots the layer could have, as they were bet on; or all."""
+        """The staged experts whose places the layer could have, as they were bet on; or all."""
         share = self.places.share
         return [key for key in self._staged if layer is None or share(key.layer, layer)]
-
-    def unwanted(self, count: int) -> list[int]:
-        """The first so many bets on the routed layer that are not done and not wanted."""
-        return self._unwanted[:count]
 
     def release(self, key: ExpertKey) -> None:
         """Free the slot of an expert, whatever its role."""
         self._stale.discard(key)
         super().release(key)
 
-    def use(self, key: ExpertKey, needed: frozenset[ExpertKey], counted: str) -> int:
+    def use(self, key: ExpertKey, counted: str) -> int:
         """A bet was right, `used` or `late`: its slot."""
-        place = self.adopt(key, needed)
+        slot = self.adopt(key)
         self._stale.discard(key)
         self.counted[counted] += 1
         self.prefetch_used[key] += counted == "used"
         self.policy.feedback(key, used=True)
-        self.evictions += place.evicted is not None
-        self.bypassed += place.role is Role.TRANSIT
-        return place.slot
+        return slot
 
     def drop(self, key: ExpertKey) -> None:
         """A bet ends that nobody has called in: in vain if it was moved."""
@@ -115,11 +110,14 @@ class StagedResidency(Residency):
         pairs: list[list[int]] = []
         for expert in experts:
             key = ExpertKey(layer, expert)
-            place = self.stage(key)
-            if place is None and self._drop_stale(layer):
-                place = self.stage(key)
+            if len(self._staged) >= self.staging_limit:
+                self.drop_stale()
+            if self.is_full(layer):
+                self.drop_stale(layer)
+            place = self.stage(key, self._needed)
             if place is None:
                 break
+            self.evictions += place.evicted is not None
             self.progress.state[place.slot], self.progress.moved[place.slot] = State.QUEUED, 0
             self.counted["issued"] += 1
             self.prefetched[key] += 1
@@ -141,14 +139,17 @@ class StagedResidency(Residency):
         slack = (len(known) - missing) * compute + beside - missing * transfer
         stall = max(0.0, -slack) if missing else 0.0
         gained = lost = 0.0
-        wanted, progress, self._unwanted = set(known.tolist()), self.progress, []
+        wanted, progress, self.unwanted = set(known.tolist()), self.progress, []
+        self._needed = frozenset(self.keys(layer, wanted))
         for key, slot in self._staged.items():
             own, state = key.layer == layer, State(progress.state[slot])
             right = own and key.expert in wanted
             if own and not right:
                 self._stale.add(key)
                 if state < State.DONE:
-                    self._unwanted.append(key.expert)
+                    self.unwanted.append(key.expert)
+            elif own:
+                self._stale.discard(key)
             if state is State.QUEUED or state > State.DONE:
                 continue
             until = now if state is State.RUNNING else float(progress.finished[slot])
@@ -158,13 +159,12 @@ class StagedResidency(Residency):
             elif state is State.RUNNING:
                 lost = max(lost, overrun(passed, transfer, chunks))
         lost = max(0.0, lost - max(0.0, slack)) if missing else 0.0
-        return Settled(missing, self._unwanted, stall, min(gained, stall), lost)
+        return Settled(missing, self.unwanted, stall, min(gained, stall), lost)
 
-    def _drop_stale(self, layer: int) -> bool:
-        """Free the slot, of the layer's pool, of the oldest stale bet that has ended, if any."""
+    def drop_stale(self, layer: int | None = None) -> None:
+        """The oldest stale bet that has ended goes, if any: of the layer's set, or of all."""
         for key in self.oldest(layer):
             slot = self._staged[key]
             if key in self._stale and self.progress.state[slot] >= State.DONE:
                 self.drop(key)
-                return True
-        return False
+                return

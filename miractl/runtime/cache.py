@@ -5,28 +5,36 @@ guards the slot table and the counters and is never held while bytes move or exp
 """
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol
 
 from miractl.native.residency import Pairs, State, Status
 from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Probabilities
-from miractl.policy.routing import Routed
+from miractl.policy.routing import NOWHERE, Addresses, Routed
 from miractl.policy.slots import SlotTable
 from miractl.runtime.counters import Counters, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
-from miractl.runtime.ticket import BACKGROUND, ENDED, UNDER_WAY, Ticket
+from miractl.runtime.host_side import HostSide
+from miractl.runtime.ticket import ENDED, Ticket
 from miractl.runtime.transfer import Transfers
 
-NOWHERE = -1  # slot of an expert that is computed on the host, where it lies
-FILLS = 4  # experts at most that are copied for later, once the host has computed them
-NOBODY: Sequence[int] = ()
-NONE: Mapping[int, int] = {}
-DONE = State.DONE  # looked up once
+NO_SLOT = -1  # of an expert that is computed on the host, where it lies
+DONE, UNWANTED, PLACED = State.DONE, Status.UNWANTED, Status.PLACED  # looked up once
+
+
+class Bets(Protocol):
+    """Who bets on the next layers."""
+
+    def bet(self, step: Routed, hidden: Any) -> None:
+        """The demands of a layer are on their way; `hidden` [tokens, H] entered it."""
 
 
 class ExpertCache:
-    """Slots, transfers and counters of all experts."""
+    """Slots, transfers and counters of all experts.
+
+    `route` a layer's step or its `parts`, then `serve` it.
+    """
 
     def __init__(
         self,
@@ -38,16 +46,20 @@ class ExpertCache:
     ) -> None:
         """`punch` is told which part of a step begins. `host`: what misses may be left to."""
         self.residency, self.transfers = residency, transfers
+        self.bets: Bets | None = None
         self._counters, self.switches = Counters(), SwitchTimes()
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
         layers, experts = residency.hits.shape
         self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
         self._tickets: dict[int, Ticket] = {}  # of staged experts, by slot
-        self.spent, self.computed = 0.0, 0  # seconds that the hits of the last wave took; how many
+        self._spent, self._computed = 0.0, 0  # what hits took last, in seconds; how many they were
+        self._host = None if host is None else HostSide(host, residency, transfers, clock)
+        # Of the wave under way: when it was asked for, who is there and who comes.
+        self._asked = 0.0
+        self._here: Pairs = []
+        self._waiting: list[Ticket] = []
         self.lost: dict[int, Exception] = {}  # experts of the last step that could not be brought
-        self._host = host
-        self._filling: dict[ExpertKey, Ticket] = {}  # residents whose bytes are on their way
 
     @property
     def counters(self) -> Counters:
@@ -65,80 +77,155 @@ class ExpertCache:
 
     def issue(self, layer: int, bets: Pairs, guesses: Probabilities) -> None:
         """Bring staged experts of a layer, the likelier first. The caller holds the lock."""
+        if self._host is not None:
+            self._host.drop_fills()
         keys, progress, tickets = self._keys[layer], self.residency.progress, self._tickets
         submit, guess = self.transfers.submit, guesses.item
         for expert, slot in bets:
             tickets[slot] = submit(keys[expert], slot, 1 - guess(expert), progress)
 
-    def cancel_bets(self, layer: int, experts: Iterable[int]) -> None:
-        """End bets on a layer, at once or where they can be left. The caller holds the lock."""
-        for expert in experts:
-            key = self._keys[layer][expert]
-            if self.transfers.abandon(self._ticket(key)):
-                self.residency.drop(key)
+    def route(
+        self, step: Routed, hidden: Any, whole: bool = True, router: Addresses = NOWHERE
+    ) -> int:
+        """A layer is routed: settle bets on it, demand what it lacks, bet on those after it.
 
-    def serve(self, step: Routed, then: Callable[[], None] | None = None) -> Iterator[Pairs]:
-        """Yield (expert, slot) for each expert of the step, in groups, as soon as they are there.
+        Returns how many different experts it wants; they are to be served next. A step that is not
+        `whole` is asked for in parts. `hidden` [tokens, H] entered it; `router`: as
+        `SlotTable.decide` says.
+        """
+        queue, table = self.transfers, self.residency
+        queue.poll()
+        self._asked = now = self._clock()
+        waited, each = queue.stats.waited_seconds, queue.seconds_each
+        with self.lock:
+            known = now, waited, each, self._spent, self._computed
+            status = table.decide(step, known, whole, router)
+            if status == UNWANTED:
+                self._cancel_bets(step.layer)
+                status = table.ask(step) if whole else PLACED
+            if whole:
+                self._computed = 0
+                self._find(step, status)
+        if whole and self.bets is not None:
+            self.bets.bet(step, hidden)
+        return table.different
+
+    def parts(self, step: Routed, hidden: Any, limit: int) -> Iterator[tuple[slice, Routed, int]]:
+        """Route a step, so many tokens of it at a time: rows, those tokens, different experts.
+
+        Each is to be served before the next.
+        """
+        if len(step.ids) <= limit:
+            yield slice(None), step, self.route(step, hidden)
+            return
+        self.route(step, hidden, whole=False)
+        bets = self.bets
+        for rows, part in step.parts(limit):
+            self._look(part, begins=True)
+            if bets is not None:
+                bets.bet(step, hidden)
+                bets = None
+            yield rows, part, self.residency.different
+
+    def serve(self, step: Routed) -> Iterator[Pairs]:
+        """Yield (expert, slot) for each expert asked for, in groups, as soon as they are there.
 
         Hits come first, so that they are computed while the misses are on their way; next what the
-        host computes, with NOWHERE for a slot; then the other misses, together what has arrived. A
-        group's slots are good until the next one is asked for. `then` is called when all demands
-        are on their way. What a transfer raises is kept in `lost`: the slot yielded for its expert
-        has anything in it.
+        host computes, with NO_SLOT; then the other misses, together what has arrived. A group's
+        slots are good until the next one is asked for. What a transfer raises is kept in `lost`:
+        the slot yielded for its expert has anything in it. Where not all groups are asked for,
+        `abandon` has to follow.
         """
-        table, host, clock, punch = self.residency, self._host, self._clock, self._punch
         if self.lost:
             self.lost = {}
-        tokens = NONE if host is None else Counter(step.ids.reshape(-1).tolist())
-        self.computed, asked = 0, clock()
-        self.transfers.poll()
-        with self.lock:
-            here, left, waiting = self._find(step, tokens, table.ask(step))
-        if then is not None:
-            then()
+        table, host, clock, punch = self.residency, self._host, self._clock, self._punch
         while True:
-            try:
-                if here:
-                    punch("hits")
-                    began = clock()
-                    yield here
-                    self.spent, self.computed = clock() - began, len(here)
-                    if host is not None:
-                        host.computed([e for e, _ in here], tokens, self.spent)
-                if left and host is not None:
-                    punch("misses")
-                    began = clock()
-                    yield [[expert, NOWHERE] for expert in left]
-                    host.computed(left, tokens, clock() - began)
-                while waiting:
-                    punch("waiting")
-                    arrived, waiting = self._arrived(waiting, asked)
-                    punch("misses")
-                    yield [[ticket.key.expert, ticket.slot] for ticket in arrived]
-                    if self.lost:
-                        self._forget(arrived)
-            except BaseException:  # the generator was closed, or a transfer failed
-                self._abandon(waiting)
-                raise
-            finally:
-                if table.passing:
-                    with self.lock:
-                        table.end_transit()
+            if here := self._here:
+                punch("hits")
+                began = clock()
+                yield here
+                self._spent, self._computed = clock() - began, len(here)
+                if host is not None:
+                    host.computed([expert for expert, _ in here], self._spent)
+            if host is not None and host.left:
+                punch("misses")
+                began = clock()
+                yield [[expert, NO_SLOT] for expert in host.left]
+                host.computed(host.left, clock() - began)
+            while self._waiting:
+                punch("waiting")
+                arrived = self._arrived()
+                punch("misses")
+                yield [[ticket.key.expert, ticket.slot] for ticket in arrived]
+            if table.passing:
+                with self.lock:
+                    table.end_transit()
             if not table.waits:
                 break
             punch("decide")
-            asked = clock()
-            self.transfers.poll()
-            with self.lock:
-                self._counters.waves += 1
-                here, left, waiting = self._find(step, tokens, table.ask_again())
+            self._look(step, begins=False)
         punch("sum")
 
-    def _arrived(self, waiting: list[Ticket], asked: float) -> tuple[list[Ticket], list[Ticket]]:
-        """Those of `waiting` whose bytes are there, at least one, and the rest.
+    def abandon(self) -> None:
+        """A step ended early: forget the experts whose bytes did not arrive."""
+        waiting, self._waiting = self._waiting, []
+        for ticket in waiting:
+            if not self.transfers.abandon(ticket):
+                self.transfers.finish(ticket)
+        self._forget(waiting)
+        with self.lock:
+            self.residency.end_transit()
 
-        `asked` is the time of the demand.
+    def _forget(self, tickets: Sequence[Ticket]) -> None:
+        """Experts whose bytes are not there, whatever the table thinks, are in no slot."""
+        with self.lock:
+            for ticket in tickets:
+                if ticket.state is not DONE:
+                    self.residency.release(ticket.key)
+
+    def _look(self, step: Routed, begins: bool) -> None:
+        """Ask for a part of a step; or for its next wave."""
+        self.transfers.poll()
+        self._asked = self._clock()
+        with self.lock:
+            if begins:
+                self._computed = 0
+                status = self.residency.ask(step)
+            else:
+                self._counters.waves += 1
+                status = self.residency.ask_again()
+            self._find(step, status)
+
+    def _find(self, step: Routed, status: int) -> None:
+        """Split a wave of a step: slots that are ready, what the host computes, transfers.
+
+        The rest waits for another wave. `status` is the table's, which has been asked.
         """
+        table, keys, host = self.residency, self._keys[step.layer], self._host
+        self._here = here = table.here
+        coming: dict[ExpertKey, Ticket] = {}
+        if table.arrived:
+            for _, slot in here[-table.arrived :]:
+                self.transfers.wait(self._tickets[slot])
+        if host is not None:
+            coming = host.coming(step, keys, here)
+        if status:
+            self._make_room(status, keys, coming)
+        placed = table.placed
+        if host is not None:
+            placed = host.leave(keys, placed, coming)
+            self._counters.on_host += len(host.left)
+        if coming:
+            self._await(coming)
+        self._waiting = [*coming.values()]
+        if placed:
+            self._counters.copied += len(placed)
+            submit = self.transfers.submit
+            self._waiting += [submit(keys[expert], slot) for expert, slot in placed]
+
+    def _arrived(self) -> list[Ticket]:
+        """Those that are waited for and there, at least one."""
+        waiting = self._waiting
         self.transfers.poll()
         arrived = [ticket for ticket in waiting if ticket.state in ENDED]
         if not arrived:
@@ -146,11 +233,16 @@ class ExpertCache:
             arrived = [ticket for ticket in waiting if ticket.state in ENDED]
         for ticket in arrived:
             self._wait(ticket)
+        if self.lost:  # nobody gets their slots before the step is through
+            self._forget(arrived)
         with self.lock:
-            self.switches.add([ticket.finished_at - asked for ticket in arrived])
-        if len(arrived) == len(waiting):
-            return arrived, []
-        return arrived, [ticket for ticket in waiting if ticket not in arrived]
+            self.switches.add([ticket.finished_at - self._asked for ticket in arrived])
+        self._waiting = (
+            []
+            if len(arrived) == len(waiting)
+            else [ticket for ticket in waiting if ticket not in arrived]
+        )
+        return arrived
 
     def _wait(self, ticket: Ticket) -> None:
         try:
@@ -158,35 +250,12 @@ class ExpertCache:
         except Exception as error:
             self.lost[ticket.key.expert] = error
 
-    def _find(
-        self, step: Routed, tokens: Mapping[int, int], status: int
-    ) -> tuple[Pairs, Sequence[int], list[Ticket]]:
-        """Split a wave of a step: slots that are ready, what the host computes, transfers.
-
-        The rest waits for another wave. `status` is the table's, which has been asked.
-        """
-        table, keys = self.residency, self._keys[step.layer]
-        here, left = table.here, NOBODY
-        coming: dict[ExpertKey, Ticket] = {}
-        if table.arrived:
-            for _, slot in here[-table.arrived :]:
-                self.transfers.wait(self._tickets[slot])
-        if self._filling:
-            coming = self._filled(keys, here)
-        if status:
-            self._make_room(status, keys, coming)
-        placed = table.placed
-        if self._host is not None:
-            self._drop_fills()
-            placed, left = self._leave(keys, placed, coming, tokens)
-        if coming:
-            self._await(coming)
-        waiting = [*coming.values()]
-        if placed:
-            self._counters.copied += len(placed)
-            submit = self.transfers.submit
-            waiting += [submit(keys[expert], slot) for expert, slot in placed]
-        return here, left, waiting
+    def _cancel_bets(self, layer: int) -> None:
+        """End bets on a layer that it does not want, at once or where they can be left."""
+        for expert in self.residency.unwanted:
+            key = self._keys[layer][expert]
+            if self.transfers.abandon(self._ticket(key)):
+                self.residency.drop(key)
 
     def _await(self, coming: dict[ExpertKey, Ticket]) -> None:
         """Transfers under way are waited for."""
@@ -218,84 +287,6 @@ class ExpertCache:
         slot = self.residency.slot_of(key)
         assert slot is not None
         return self._tickets[slot]
-
-    def _filled(self, keys: Sequence[ExpertKey], here: Pairs) -> dict[ExpertKey, Ticket]:
-        """Take out of the residents those whose bytes are still on their way."""
-        coming: dict[ExpertKey, Ticket] = {}
-        for pair in list(here):
-            key = keys[pair[0]]
-            ticket = self._filling.pop(key, None)
-            if ticket is None:
-                continue
-            if ticket.state not in UNDER_WAY:
-                self.transfers.wait(ticket)
-                continue
-            coming[key] = ticket
-            here.remove(pair)
-            self.residency.hits[key] -= 1
-            self.residency.misses[key] += 1
-        return coming
-
-    def _drop_fills(self) -> None:
-        """End the copies of residents that had to go, before somebody else gets their slots."""
-        for key, ticket in list(self._filling.items()):
-            if self.residency.slot_of(key) == ticket.slot:
-                continue
-            del self._filling[key]
-            if not self.transfers.abandon(ticket):
-                self.transfers.finish(ticket)
-
-    def _leave(
-        self,
-        keys: Sequence[ExpertKey],
-        placed: Pairs,
-        coming: dict[ExpertKey, Ticket],
-        tokens: Mapping[int, int],
-    ) -> tuple[Pairs, list[int]]:
-        """What is still copied at once, and the experts that are left to the host.
-
-        Of what is left, copies under way go on, and some of those that have come to stay are copied
-        for later, behind everything else.
-        """
-        assert self._host is not None
-        table, waiting = self.residency, self.residency.waiting
-        absent = [keys[expert] for expert in (*(e for e, _ in placed), *waiting)]
-        chosen = self._host.choose(absent, coming, tokens, self._clock())
-        for key in chosen & coming.keys():
-            ticket = coming.pop(key)
-            if not table.is_staged(key):
-                self._filling[key] = ticket
-            elif self.transfers.cancel(ticket):
-                table.drop(key)
-        left = {key.expert for key in chosen}
-        self._counters.on_host += len(left)
-        table.dismiss(left)
-        for expert, slot in placed:
-            if expert in left:
-                self._fill(keys[expert], slot)
-        return [pair for pair in placed if pair[0] not in left], sorted(left)
-
-    def _fill(self, key: ExpertKey, slot: int) -> None:
-        for done in [k for k, t in self._filling.items() if t.state is State.DONE]:
-            self.transfers.wait(self._filling.pop(done))
-        if len(self._filling) < FILLS and self.residency.is_resident(key):
-            self._filling[key] = self.transfers.submit(key, slot, BACKGROUND)
-        else:
-            self.residency.release(key)
-
-    def _abandon(self, tickets: Sequence[Ticket]) -> None:
-        """A step ended early: forget the experts whose bytes did not arrive."""
-        for ticket in tickets:
-            if not self.transfers.abandon(ticket):
-                self.transfers.finish(ticket)
-        self._forget(tickets)
-
-    def _forget(self, tickets: Sequence[Ticket]) -> None:
-        """Experts whose bytes are not there, whatever the table thinks, are in no slot."""
-        with self.lock:
-            for ticket in tickets:
-                if ticket.state is not DONE:
-                    self.residency.release(ticket.key)
 
     def _drop_bet(self, layer: int, coming: Collection[ExpertKey]) -> bool:
         """Free a slot for the layer of the oldest bet that is none of `coming`, if there is one.

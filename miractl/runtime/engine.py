@@ -143,8 +143,7 @@ class Engine:
             self.recording.begin(self.cache, served_by(self))
         self.losses = Losses()
         runs = LayerRuns(
-            *(self.cache, self.compute, self.prefetcher, sequences, self.stopwatch),
-            *(self.recording, self.losses),
+            *(self.cache, self.compute, sequences, self.stopwatch, self.recording, self.losses)
         )
         for layer, name in enumerate(outline.modules):
             attach(model.get_submodule(name), layer, runs)

@@ -43,8 +43,7 @@ class Recording:
         self._cache: ExpertCache | None = None
         self._about: dict[str, Any] = {}  # for the meta of the trace
         self._step: list[Routed] = []
-        self._seconds: list[float] = []
-        self._computed = 0  # layers of the step
+        self._seconds: list[float] = []  # of the layers that are through
         self._lost: str | None = None  # why the decisions cannot be repeated
 
     def link(self, transfers: Transfers) -> Transfers:
@@ -61,22 +60,21 @@ class Recording:
         """Before the first step: who counts, and how is decided."""
         self._cache, self._about = cache, {"served": served.to_json()}
 
-    def record(self, step: Routed, seconds: float, limit: int) -> None:
-        """One layer, in order, known at `seconds`; `limit` tokens of it are computed at once."""
+    def record(self, step: Routed, limit: int) -> None:
+        """One layer, in order, before it is decided; `limit` tokens of it are computed at once."""
         if step.layer == 0:
             if self._step and self._recorder is not None and not self._end_step():
                 self._lost = self._lost or "a step failed"
-            self._step, self._seconds, self._computed = [], [], 0
+            self._step, self._seconds = [], []
         if self._recorder is None:
             self._tape.numbers.clear()
             return
         self._step.append(step)
-        self._seconds.append(seconds)
         confirm(self._tape, Kind.LAYER, step.layer, limit)
 
-    def computed(self) -> None:
-        """The layer that was recorded is through."""
-        self._computed += 1
+    def computed(self, seconds: float) -> None:
+        """The layer that was recorded is through; the heat was told of it at `seconds`."""
+        self._seconds.append(seconds)
 
     def close(self) -> None:
         """Write the file; a step under way is left out."""
@@ -88,7 +86,7 @@ class Recording:
         """Pass the step on; False if it has not come to its end."""
         recorder = self._recorder
         assert recorder is not None
-        if not self._computed == len(self._step) == self._layers:
+        if not len(self._seconds) == len(self._step) == self._layers:
             return False
         try:
             self._write(recorder)

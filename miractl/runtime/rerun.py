@@ -4,8 +4,6 @@ Routing, times, what the link did and what look-ahead guessed come from the reco
 are kept, which are bet on, called in or given up, is decided anew, and counted anew.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from miractl import units
@@ -103,7 +101,6 @@ class _Run:
         )
         self.steps = 0  # that are through
         self._served, self._sizes = served, sizes
-        self._bets: Prefetcher | None = None
 
     def begin(self) -> None:
         """The clock is read for the first time."""
@@ -115,7 +112,7 @@ class _Run:
             predictor = make_predictor(mode, *self._sizes, values)
         else:
             predictor = TapedGuesses(self.tape, mode, self._sizes[1])
-        self._bets = Prefetcher(
+        Prefetcher(  # by which the cache bets from now on
             *(self.cache, predictor),
             confidence=values["prediction_confidence"],
             horizon=int(values["prediction_horizon"]),
@@ -128,16 +125,10 @@ class _Run:
     def layer(self, routed: Routed, known: float) -> None:
         """As LayerRuns does it, but for the computing."""
         self._known.now = known
-        self.cache.residency.record(routed)
         layer, limit = self.tape.take(Kind.LAYER, list)
         if layer != routed.layer:
             raise PartedError(f"layer {routed.layer}, was {layer}")
-        then: Callable[[], None] | None = None
-        if self._bets is not None:
-            self._bets.settle(routed)
-            then = partial(self._bets.bet, routed, None)
-        for _, part in routed.parts(limit):
-            for _ in self.cache.serve(part, then):
+        for _, part, _ in self.cache.parts(routed, None, limit):
+            for _ in self.cache.serve(part):
                 pass
-            then = None
         self.steps += routed.layer == self.routing.layers - 1

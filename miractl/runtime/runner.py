@@ -1,18 +1,17 @@
-"""One layer's step: count the routing, bet on the next layer, compute this one."""
+"""One layer's step: decide where its experts come from, and compute them."""
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from miractl.policy.routing import Ids, Routed
+from miractl.policy.routing import Ids, OneToken, Routed
+from miractl.policy.slots import CompiledSlots
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import Compute
 from miractl.runtime.lookahead import plain
 from miractl.runtime.losses import Losses
 from miractl.runtime.mixture import PART_BYTES
-from miractl.runtime.prefetch import Prefetcher
 from miractl.runtime.recording import Recording
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.stopwatch import Stopwatch
@@ -25,15 +24,17 @@ class LayerRuns:
         self,
         cache: ExpertCache,
         compute: Compute,
-        prefetcher: Prefetcher | None,
         sequences: Sequences,
         stopwatch: Stopwatch,
         recording: Recording | None = None,
         losses: Losses | None = None,
     ) -> None:
         self.stopwatch, self._punch = stopwatch, stopwatch.begin
-        self.cache, self.compute, self.prefetcher = cache, compute, prefetcher
+        self.cache, self.compute = cache, compute
         self.sequences, self.recording = sequences, recording
+        # Only the library can copy a router's answer; a recording keeps what is recorded.
+        self._copies = recording is None and isinstance(cache.residency, CompiledSlots)
+        self._token: OneToken | None = None
         self.losses = losses or Losses()
         self._one_at_a_time = threading.Lock()
 
@@ -51,63 +52,63 @@ class LayerRuns:
                 return self.run(layer, module, x, ids, scores)
         punch = self._punch
         punch("decide")
-        try:
-            with self._one_at_a_time:
-                step = self._record(layer, x, ids, scores)
-                then = None if self.prefetcher is None else self._settle(self.prefetcher, step, x)
-                if len(step.ids) > 1:
-                    result = self._split(module, x, step, scores, then)
-                else:
-                    result = self._step(module, x, step, scores, then)
-                    if self.cache.lost:
-                        self._lose(step.ids, result, 0, 1)
-                if self.recording is not None:
-                    self.recording.computed()
-                return result
-        finally:
-            punch("attention")
+        with self._one_at_a_time:
+            try:
+                if layer == 0:
+                    self.cache.count_step(len(ids))
+                if self._copies and ids.shape[0] == 1:
+                    return self._one(layer, module, x, ids, scores)
+                return self._several(layer, module, x, ids, scores)
+            except BaseException:
+                self.cache.abandon()
+                raise
+            finally:
+                punch("attention")
 
-    @staticmethod
-    def _settle(prefetcher: Prefetcher, step: Routed, x: torch.Tensor) -> Callable[[], None]:
-        """Settle the bets on the layer; what bets on those after it."""
-        prefetcher.settle(step)
-        bet = prefetcher.bet
-
-        def then() -> None:
-            bet(step, x)
-
-        return then
-
-    def _split(
+    def _one(
         self,
+        layer: int,
         module: torch.nn.Module,
         x: torch.Tensor,
-        step: Routed,
+        ids: torch.Tensor,
         scores: torch.Tensor,
-        then: Callable[[], None] | None,
+    ) -> torch.Tensor:
+        """A step of one token, whose routing is copied to where the last one's was."""
+        cache, sequences, token = self.cache, self.sequences, self._token
+        own, gates = plain(ids, torch.int64), plain(scores, torch.float32)
+        if token is None:
+            layers = len(cache.residency.hits)
+            token = self._token = OneToken(layers, ids.shape[1])
+        step = token.routed(layer, sequences.segments(1), sequences.step)
+        different = cache.route(step, x, router=(own.data_ptr(), gates.data_ptr()))
+        y = self.compute.mix(layer, module, x, step.ids, scores, different, cache.serve(step))
+        if cache.lost:
+            self._lose(step.ids, y, 0, 1)
+        return y
+
+    def _several(
+        self,
+        layer: int,
+        module: torch.nn.Module,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        scores: torch.Tensor,
     ) -> torch.Tensor:
         """As many tokens at a time as there is memory for their parts."""
+        cache, recording = self.cache, self.recording
+        step = self._routed(layer, ids, scores)
+        limit = max(1, PART_BYTES // (step.ids.shape[1] * x.shape[1] * x.element_size()))
+        if recording is not None:
+            recording.record(step, limit)
         parts = []
-        for rows, part in step.parts(self._limit(step, x)):
-            parts.append(self._step(module, x[rows], part, scores[rows], then))
-            if self.cache.lost:
+        for rows, part, different in cache.parts(step, x, limit):
+            told = x[rows], part.ids, scores[rows], different, cache.serve(part)
+            parts.append(self.compute.mix(layer, module, *told))
+            if cache.lost:
                 self._lose(part.ids, parts[-1], rows.start or 0, len(step.ids))
-            then = None
+        if recording is not None:
+            recording.computed(cache.residency.policy.seconds)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _step(
-        self,
-        module: torch.nn.Module,
-        x: torch.Tensor,
-        step: Routed,
-        scores: torch.Tensor,
-        then: Callable[[], None] | None,
-    ) -> torch.Tensor:
-        """Some of the step's tokens; `then` is called when their demands are on their way."""
-        ids = step.ids
-        flat = ids.tolist()[0] if len(ids) == 1 else ids.reshape(-1).tolist()
-        groups = self.cache.serve(step, then)
-        return self.compute.mix(step.layer, module, x, ids, scores, len(set(flat)), groups)
 
     def _lose(self, ids: Ids, y: torch.Tensor, first: int, rows: int) -> None:
         """Zeros in y for tokens whose experts could not be brought, the first of a layer's `rows`.
@@ -120,27 +121,11 @@ class LayerRuns:
             y[torch.from_numpy(lost)] = 0
             self.losses.add(first + lost if rows == of_pass else range(of_pass), error)
 
-    @staticmethod
-    def _limit(step: Routed, x: torch.Tensor) -> int:
-        """Tokens that there is memory for."""
-        limit: int = max(1, PART_BYTES // (step.ids.shape[1] * x.shape[1] * x.element_size()))
-        return limit
-
-    def _record(
-        self, layer: int, x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor
-    ) -> Routed:
-        cache, sequences = self.cache, self.sequences
+    def _routed(self, layer: int, ids: torch.Tensor, scores: torch.Tensor) -> Routed:
         if self.recording is not None:
             scores = scores.to(torch.float16)  # as it is recorded: this decides, and computes not
         ids, scores = plain(ids, torch.int64), plain(scores, torch.float32)  # read back, once
-        at = ids.data_ptr(), scores.data_ptr()
+        at, sequences = (ids.data_ptr(), scores.data_ptr()), self.sequences
         own = ids.numpy()
         segments = sequences.segments(len(own))
-        step = Routed(layer, own, scores.numpy(), segments, sequences.step, at)
-        with cache.lock:
-            cache.residency.record(step)
-        if layer == 0:
-            cache.count_step(len(own))
-        if self.recording is not None:
-            self.recording.record(step, cache.residency.policy.seconds, self._limit(step, x))
-        return step
+        return Routed(layer, own, scores.numpy(), segments, sequences.step, at)

@@ -241,10 +241,9 @@ class _Reckless(Ahead):
     def __init__(self, usual: Ahead) -> None:
         super().__init__(usual.bets, usual.table, 1, 1.0, 0.0)
 
-    def settle(self) -> int:
-        unwanted = super().settle()
-        self.times.stall = math.inf  # no wait is too short to bet
-        return unwanted
+    @property
+    def stall(self) -> float:
+        return math.inf  # no wait is too short to bet
 
     def place(self, ahead: int, guesses: npt.NDArray[np.float64]) -> list[list[int]]:
         layer = self.table.layer + ahead

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from miractl.native.ahead import Times
 from miractl.native.bets import BetsState, Floats, Moment
+from miractl.native.deciding import Known
 from miractl.native.predictor import BINS
-from miractl.policy.routing import Ids
+from miractl.policy.routing import Routed
 from miractl.policy.staged import StagedResidency, overrun
 
 Flags = npt.NDArray[np.uint8]  # [experts]
@@ -223,40 +223,46 @@ class ReferenceAhead:
         confidence: float,
         began: float,
     ) -> None:
-        self.bets, self.table, self.times = bets, table, Times()
+        self.bets, self.table, self.stall = bets, table, 0.0
         self.pace, self.overlap = Pace(bets.state.layers), Overlap()
-        self._was_prompt = False
+        self._layer, self._prompt, self._now = 0, False, 0.0
         self._horizon, self._began, self._at = horizon, began, Moment(confidence=confidence)
+        self._demands = self._under_way = 0
 
-    def settle(self, layer: int, ids: Ids) -> int:
-        """Judge and account what became of the bets on a layer; how many are to be cancelled."""
-        times, experts, prompt = self.times, self.bets.state.experts, bool(self.times.prompt)
-        self.overlap.computed(times.spent, times.computed, self._was_prompt)
-        self._was_prompt = prompt
-        self.pace.mark(layer, times.now, times.waited, prompt)
-        each = self.overlap.each(prompt)
+    def settle(self, step: Routed, known: Known) -> list[int]:
+        """Judge and account what became of the bets on a layer; those that are to be cancelled."""
+        now, waited, transfer, spent, computed = known
+        layer, ids = step.layer, step.ids
+        self.overlap.computed(spent, computed, self._prompt)
+        self._layer, self._prompt = layer, len(ids) > len(step.segments)
+        self.pace.mark(layer, now, waited, self._prompt)
+        each = self.overlap.each(self._prompt)
         chunks = self.bets.state.chunks
-        found = self.table.judge_bets(layer, ids, times.now, times.transfer, each, chunks)
-        if times.transfer > 0:
-            wanted = [e for e in np.unique(ids).tolist() if 0 <= e < experts]
-            self.bets.judge(layer, wanted, found.missing > 0, times.transfer)
-            self.bets.account(found.gained, found.lost, times.transfer)
-        times.stall = self.overlap.waits(found.stall, prompt)
-        return len(found.unwanted)
+        found = self.table.judge_bets(layer, ids, now, transfer, each, chunks)
+        if transfer > 0:
+            self.bets.judge(layer, np.unique(ids).tolist(), found.missing > 0, transfer)
+            self.bets.account(found.gained, found.lost, transfer)
+        self.stall = self.overlap.waits(found.stall, self._prompt)
+        return found.unwanted
 
-    def place(self, layer: int, ahead: int, guesses: npt.NDArray[Any]) -> list[list[int]]:
+    def begin(self, now: float, transfer: float, demands: int, under_way: int) -> None:
+        """What is known before bets are placed."""
+        self._now, self._at.transfer = now, transfer
+        self._demands, self._under_way = demands, under_way
+
+    def place(self, ahead: int, guesses: npt.NDArray[Any]) -> list[list[int]]:
         """Bet on the layer so many ahead of the present one."""
-        times, at, table = self.times, self._at, self.table
-        is_last = layer + ahead >= self.bets.state.layers
-        compute = None if is_last else self.pace.until(layer + 1, bool(times.prompt))
+        at, table = self._at, self.table
+        is_last = self._layer + ahead >= self.bets.state.layers
+        compute = None if is_last else self.pace.until(self._layer + 1, self._prompt)
         if compute is None:
             return []
         if ahead == 1:
-            at.elapsed, at.promised = times.now - self._began, 0.0
-            at.link = (times.demands + times.under_way) * times.transfer
-            at.gate = times.demands * times.transfer + compute
-            at.transfer, at.compute, at.stall = times.transfer, compute, times.stall
-        at.layer, at.ahead = layer + ahead, ahead
-        at.kind = ahead - 1 + (self._horizon if times.prompt else 0)
+            at.elapsed, at.promised = self._now - self._began, 0.0
+            at.link = (self._demands + self._under_way) * at.transfer
+            at.gate = self._demands * at.transfer + compute
+            at.compute, at.stall = compute, self.stall
+        at.layer, at.ahead = self._layer + ahead, ahead
+        at.kind = ahead - 1 + (self._horizon if self._prompt else 0)
         at.room = table.room_for_bets
         return table.bet(at.layer, self.bets.choose(at, guesses, table.present(at.layer)))

@@ -125,8 +125,9 @@ def replay(routing: Routing, cache: Cache, worth: Worth) -> Outcome:
             hits[token, layer] = [key in held for key in keys]
             if shares is not None:
                 row = np.array([[(layer, e) in held for e in range(routing.experts)]])
+                own, size = worth.table[layer : layer + 1], int(row.sum())
                 for _, expert in keys:
-                    shares.count(layer, worth.table[layer : layer + 1], row, 0, expert)
+                    shares.count(layer, size, own, row, 0, expert)
             worth.observe(token, layer)
             for key, hit in zip(keys, hits[token, layer], strict=True):
                 if not hit and _enter(held, key, keys, cache, worth.table):
@@ -137,7 +138,7 @@ def replay(routing: Routing, cache: Cache, worth: Worth) -> Outcome:
 def _shift(held: set[tuple[int, int]], cache: Cache, shares: Allocation, worth: Floats) -> Cache:
     """Move a way between layers if it pays; who has to go for it goes."""
     sizes = [sum(layer == at for layer, _ in held) for at in range(len(cache.ways))]
-    giver = shares.move(range(len(sizes)), sizes)
+    giver = shares.move(range(len(sizes)), sizes, [0] * len(sizes))
     if giver is not None and sizes[giver] > shares.ways[giver]:
         members = sorted(one for one in held if one[0] == giver)
         held.remove(min(members, key=lambda one: worth[one]))

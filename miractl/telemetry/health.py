@@ -70,7 +70,7 @@ def total_experts(snapshot: Snapshot) -> int:
 
 
 def fitting_share(snapshot: Snapshot) -> float:
-    """Share of all experts that resident slots can hold: what any cache hits, however simple."""
+    """Share of all experts that slots hold even while all bets are placed: what any cache hits."""
     residents = max(snapshot.cache.slots - snapshot.prefetch.staged_limit, 0)
     return min(residents / max(total_experts(snapshot), 1), 1.0)
 

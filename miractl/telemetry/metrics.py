@@ -48,7 +48,7 @@ METRICS = (
     Declared("miractl_expert_misses_total", "cache.misses", "Lookups of experts in no slot"),
     Declared("miractl_expert_late_total", "cache.late", "Misses already on their way"),
     Declared(
-        "miractl_expert_bypassed_total", "cache.bypassed", "Misses and bets that displaced nobody"
+        "miractl_expert_bypassed_total", "cache.bypassed", "Misses that did not become resident"
     ),
     Declared("miractl_expert_evictions_total", "cache.evictions", "Experts that lost their slot"),
     Declared("miractl_expert_waves_total", "cache.waves", "Extra passes for want of slots"),
@@ -56,7 +56,7 @@ METRICS = (
     Declared("miractl_expert_copied_total", "cache.copied", "Misses brought on demand"),
     Declared("miractl_expert_host_total", "cache.on_host", "Misses that the host computed"),
     Declared("miractl_expert_resident", "cache.resident", "Experts in slots now"),
-    Declared("miractl_expert_slots", "cache.slots", "Slots, resident and staging together"),
+    Declared("miractl_expert_slots", "cache.slots", "Slots, whatever they are for"),
     Declared("miractl_expert_budget_bytes", "cache.budget_bytes", "Memory experts may take"),
     Declared("miractl_expert_resident_bytes", "cache.resident_bytes", "Memory of occupied slots"),
     Declared("miractl_expert_size_bytes", "model.expert_bytes", "Memory of one expert in a slot"),

@@ -21,10 +21,10 @@ COUNTS = (
 class Served:
     """What is decided by.
 
-    `ways` of each set; `staged`: bets at most; `chunks` of a transfer, which can be left at the end
-    of one; `prediction`: its mode, None without bets; `host`:
-    how it decides what the host computes, None where nothing is; `warm`: it began with what an
-    earlier run had learned; `parameters`: `NUMBERS`.
+    `ways` of each set; `staged`: bets at most, in them; `chunks` of a transfer, which can be left
+    after each; `prediction`: its mode, None without bets; `host`: how it decides what the host
+    computes, None where nothing is; `warm`: it began with what an earlier run had learned;
+    `parameters`: `NUMBERS`.
     """
 
     policy: str
@@ -38,7 +38,8 @@ class Served:
 
     def fits(self, slots: int) -> bool:
         """Whether so many slots can be divided so: one always serves a demand beside bets."""
-        return self.staged + (self.staged > 0) + sum(self.ways) <= slots
+        places = sum(self.ways)
+        return self.staged <= places <= slots - (self.staged > 0)
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the file."""

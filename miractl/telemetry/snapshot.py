@@ -67,7 +67,7 @@ class CacheFacts:
     hits: int
     misses: int
     late: int
-    bypassed: int  # misses and used bets that displaced no resident
+    bypassed: int  # misses that did not become resident
     evictions: int
     waves: int  # extra passes because a step needed more experts than there are slots
     waited: int  # misses whose transfer was under way: misses == waited + copied + on_host

@@ -56,19 +56,20 @@ def serve(table: SlotTable, routing: Routing, token: int, layer: int) -> None:
         st.tuples(st.integers(0, 4), st.integers(0, EXPERTS - 1), st.booleans()), max_size=80
     ),
     full=st.lists(st.booleans(), min_size=5, max_size=5),
+    bets=st.lists(st.integers(0, 3), min_size=5, max_size=5),
 )
 def test_ways_are_never_lost(
-    ways: list[int], uses: list[tuple[int, int, bool]], full: list[bool]
+    ways: list[int], uses: list[tuple[int, int, bool]], full: list[bool], bets: list[int]
 ) -> None:
     shares = Allocation(ways, [EXPERTS] * len(ways))
     worth, resident = np.arange(float(EXPERTS))[None], np.zeros((1, EXPERTS), bool)
     for number, (at, expert, there) in enumerate(uses):
         resident[:, : EXPERTS // 2] = there
-        shares.count(at % len(ways), worth, resident, 0, expert)
+        shares.count(at % len(ways), int(resident.sum()), worth, resident, 0, expert)
         before = list(shares.ways)
         held = [own if full[at] else max(0, own - 1) for at, own in enumerate(before)]
         sets = range(number % 2, len(ways))
-        giver = shares.move(sets, held)
+        giver = shares.move(sets, held, bets)
         moved = [own - old for own, old in zip(shares.ways, before, strict=True)]
         assert sum(moved) == 0
         assert sorted(filter(None, moved)) == ([] if giver is None else [-1, 1])
@@ -76,6 +77,7 @@ def test_ways_are_never_lost(
             taker = moved.index(1)
             assert {giver, taker} <= set(sets)
             assert held[taker] == before[taker]
+            assert shares.ways[giver] >= bets[giver]
         limits = zip(shares.ways, ways, strict=True)
         assert all(min(KEPT, least) <= own <= EXPERTS for own, least in limits)
 
@@ -84,11 +86,12 @@ def test_a_slot_goes_where_it_is_missed() -> None:
     shares = Allocation([4, 4], [EXPERTS, EXPERTS])
     worth, resident = np.arange(float(EXPERTS))[None], np.arange(EXPERTS)[None] >= EXPERTS - 4
     for _ in range(20):
-        shares.count(0, worth, resident, 0, EXPERTS - 5)  # the worthiest of the absent
+        shares.count(0, 4, worth, resident, 0, EXPERTS - 5)  # the worthiest of the absent
     assert not any(shares.begin() for _ in range(EVERY - 1))
     assert shares.begin()
-    assert shares.move([0, 1], [3, 4]) is None  # it is filling
-    assert shares.move([0, 1], [4, 3]) == 1
+    assert shares.move([0, 1], [3, 4], [0, 0]) is None  # it is filling
+    assert shares.move([0, 1], [4, 4], [0, 4]) is None  # bets have all of the other
+    assert shares.move([0, 1], [4, 3], [0, 3]) == 1
     assert shares.ways == [5, 3]
 
 
@@ -96,10 +99,10 @@ def test_a_use_far_from_the_border_says_nothing() -> None:
     shares = Allocation([6], [EXPERTS])
     worth, resident = np.arange(float(EXPERTS))[None], np.arange(EXPERTS)[None] >= 6
     for expert in (0, 2, 9, 11):
-        shares.count(0, worth, resident, 0, expert)
+        shares.count(0, 6, worth, resident, 0, expert)
     assert (shares.gain[0], shares.loss[0]) == (0, 0)
     for expert in (3, 5, 6, 8):
-        shares.count(0, worth, resident, 0, expert)
+        shares.count(0, 6, worth, resident, 0, expert)
     assert (shares.gain[0], shares.loss[0]) == (2, 2)
 
 

@@ -21,7 +21,7 @@ from miractl.policy.eviction import (
 )
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
-from miractl.policy.residency import Residency, Role
+from miractl.policy.residency import Place, Residency, Role
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.slots import one_pool
 
@@ -87,16 +87,20 @@ class ResidencyMachine(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
     )
     def start(self, pools: list[SlotPool], staging: int, policy: str) -> None:
-        staging = min(staging, sum(pool.reserve - 1 for pool in pools))
+        staging = min(staging, sum(sum(pool.ways) for pool in pools))
         self.table = Residency(pools, staging, POLICIES[policy]())
 
     @rule(
         layer=st.integers(0, LAYERS - 1),
         experts=st.sets(st.integers(0, EXPERTS - 1), min_size=1),
         most=st.integers(1, 4),
+        bets=st.lists(KEYS, max_size=3),
     )
-    def step(self, layer: int, experts: set[int], most: int) -> None:
-        """Until all are served; `most` is how many that wait a wave asks for at a time."""
+    def step(self, layer: int, experts: set[int], most: int, bets: list[ExpertKey]) -> None:
+        """Until all are served; `most` is how many that wait a wave asks for at a time.
+
+        There are `bets` while each wave is under way.
+        """
         table = self.table
         table.record(routed(layer, *experts))
         needed = set(keys(layer, *experts))
@@ -107,7 +111,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             served = {key: table.slot(key) for key in needed if table.has(key, Role.RESIDENT)}
             for key in sorted(needed - served.keys()):
                 place = (
-                    table.adopt(key, needed)
+                    Place(table.adopt(key), Role.RESIDENT)
                     if table.has(key, Role.STAGED)
                     else table.demand(key, needed)
                 )
@@ -117,6 +121,9 @@ class ResidencyMachine(RuleBasedStateMachine):
                 if len(served) >= most:
                     break
             assert served
+            for bet in bets:
+                if table.slot(bet) is None and bet not in needed:
+                    table.stage(bet, needed)
             # Whoever is served keeps its slot until the wave ends, evicted or not.
             assert all(table.slot(key) == slot for key, slot in served.items())
             self.holds()
@@ -127,7 +134,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def bet(self, key: ExpertKey) -> None:
         if self.table.slot(key) is None:
-            self.table.stage(key)
+            self.table.stage(key, ())
 
     @rule(key=KEYS)
     def drop(self, key: ExpertKey) -> None:
@@ -153,13 +160,14 @@ class ResidencyMachine(RuleBasedStateMachine):
         start = 0
         for pool, free in zip(table.pools, table.free, strict=True):
             mine = {role: [k for k in members[role] if k.layer in pool.layers] for role in Role}
-            assert len(mine[Role.STAGED]) + len(mine[Role.TRANSIT]) <= pool.reserve
+            assert len(mine[Role.TRANSIT]) <= pool.reserve
             held = [table.slot(key) for role in Role for key in mine[role]]
             assert all(slot in range(start, start + pool.slots) for slot in held)
             assert len(held) + free == pool.slots
             for at, ways in enumerate(pool.ways):
                 layers = pool.layers[at :: len(pool.ways)]
-                assert sum(key.layer in layers for key in mine[Role.RESIDENT]) <= ways
+                placed = [*mine[Role.RESIDENT], *mine[Role.STAGED]]
+                assert sum(key.layer in layers for key in placed) <= ways
             start += pool.slots
 
 
@@ -174,9 +182,9 @@ def plain(slots: int, ways: Sequence[int], staging: int, policy: Brain) -> Resid
     return Residency(one_pool(slots, ways, policy), staging, policy)
 
 
-def full_set(policy: Brain) -> Residency:
+def full_set(policy: Brain, staging: int = 0) -> Residency:
     """One layer's set of two ways, holding experts 0 and 1; one slot of reserve."""
-    table = plain(3, [2], 0, policy)
+    table = plain(3, [2], staging, policy)
     for key in keys(0, 0, 1):
         table.record(routed(0, key.expert))
         assert table.demand(key, {key}) is not None
@@ -239,12 +247,22 @@ def test_a_hot_newcomer_displaces_the_least_recent_of_the_hot() -> None:
 
 
 def test_an_adopted_bet_keeps_its_slot() -> None:
-    table = plain(5, [2], 2, brain(LeastRecentlyUsed(1, EXPERTS)))
-    staged = table.stage(ExpertKey(0, 3))
+    table = plain(3, [2], 2, brain(LeastRecentlyUsed(1, EXPERTS)))
+    staged = table.stage(ExpertKey(0, 3), ())
     assert staged is not None
-    place = table.adopt(ExpertKey(0, 3), {ExpertKey(0, 3)})
-    assert (place.slot, place.role) == (staged.slot, Role.RESIDENT)
+    assert table.adopt(ExpertKey(0, 3)) == staged.slot
     assert table.members(Role.STAGED) == frozenset()
+    assert table.members(Role.RESIDENT) == {ExpertKey(0, 3)}
+
+
+def test_a_bet_takes_the_place_of_the_least_worthy_that_the_step_can_do_without() -> None:
+    table = full_set(brain(LeastRecentlyUsed(1, EXPERTS)), staging=2)
+    table.record(routed(0, 0))
+    place = table.stage(ExpertKey(0, 2), set(keys(0, 1)))
+    assert place is not None
+    assert (place.role, place.evicted) == (Role.STAGED, ExpertKey(0, 0))
+    assert table.stage(ExpertKey(0, 3), set(keys(0, 1))) is None
+    assert table.members(Role.RESIDENT) == {ExpertKey(0, 1)}
 
 
 def test_in_a_pool_the_least_worthy_of_all_layers_goes() -> None:
@@ -285,7 +303,9 @@ def test_a_static_worth_lets_others_pass_through() -> None:
     assert roles == [Role.RESIDENT, Role.TRANSIT, Role.RESIDENT, Role.TRANSIT]
 
 
-@pytest.mark.parametrize(("slots", "ways", "staging"), [(2, [3], 0), (4, [3], 1), (5, [3], -1)])
+@pytest.mark.parametrize(
+    ("slots", "ways", "staging"), [(2, [3], 0), (3, [3], 1), (4, [3], 4), (5, [3], -1)]
+)
 def test_impossible_divisions_are_refused(slots: int, ways: list[int], staging: int) -> None:
     with pytest.raises(ValueError, match="but expected"):
         plain(slots, ways, staging, brain(LeastRecentlyUsed(1, EXPERTS)))

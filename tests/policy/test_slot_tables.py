@@ -75,7 +75,7 @@ def step(table: SlotTable, layer: int, ids: np.ndarray, choose: Choose) -> list[
     seed=st.integers(0, 2**31),
 )
 def test_the_same_decisions(division: list[SlotPool], staging: int, policy: str, seed: int) -> None:
-    staging = min(staging, sum(pool.reserve - 1 for pool in division))
+    staging = min(staging, sum(sum(pool.ways) for pool in division))
 
     def table(kind: Kind) -> SlotTable:
         return kind(division, staging, POLICIES[policy]())
@@ -107,6 +107,6 @@ def test_what_is_not_there_is_refused(kind: Kind) -> None:
     with pytest.raises(ValueError, match="but expected"):
         kind(one_pool(2, [3], policy), 0, policy)
     with pytest.raises(ValueError, match="but expected"):
-        kind(one_pool(4, [3], policy), 1, policy)
+        kind(one_pool(4, [3], policy), 4, policy)
     with pytest.raises(ValueError, match="each of 3 layers once"):
         kind(one_pool(4, [3], policy) * 2, 0, policy)

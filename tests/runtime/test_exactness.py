@@ -11,7 +11,6 @@ from miractl.native.residency import Role
 from miractl.policy.keys import ExpertKey
 from miractl.runtime import source
 from miractl.runtime.engine import Engine
-from miractl.runtime.runner import LayerRuns
 from miractl.runtime.ticket import Course
 from miractl.units import MIB
 from tests.runtime.models import FAMILIES, load, make_model, weight_map
@@ -119,14 +118,14 @@ def test_long_steps_are_split_and_stay_exact(
 ) -> None:
     stock = make_model(tmp_path, "Mixtral")
     monkeypatch.setattr("miractl.runtime.runner.PART_BYTES", 5 * 2 * 32 * 4)  # 5 tokens
-    sizes, step = [], LayerRuns._step
-
-    def counted(self: LayerRuns, module: Any, x: torch.Tensor, *rest: Any) -> Any:
-        sizes.append(len(x))
-        return step(self, module, x, *rest)
-
-    monkeypatch.setattr(LayerRuns, "_step", counted)
     engine = load(tmp_path, 6)
+    sizes, mix = [], engine.compute.mix
+
+    def counted(layer: int, module: Any, x: torch.Tensor, *rest: Any) -> Any:
+        sizes.append(len(x))
+        return mix(layer, module, x, *rest)
+
+    monkeypatch.setattr(engine.compute, "mix", counted)
     try:
         difference = (engine.model(PROMPT).logits - stock(PROMPT).logits).abs().max()
         assert engine.snapshot().work.steps == 1

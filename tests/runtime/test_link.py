@@ -14,7 +14,7 @@ from miractl.errors import MiractlError, UsageError
 from miractl.native.residency import State
 from miractl.plan.machine import Given, machine_for
 from miractl.policy.keys import ExpertKey
-from miractl.policy.routing import Routed
+from miractl.policy.routing import Routed, Segment
 from miractl.runtime.emulated import EmulatedLink
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.host_tier import HostTier, refuse_too_large
@@ -108,13 +108,19 @@ def test_a_fill_that_has_not_arrived_is_no_hit(packed: Path) -> None:
     )
     try:
         cache = engine.cache
-        step = Routed(0, np.array([[1, 2]]), np.ones((1, 2), np.float32), (), 0)
-        first = list(cache.serve(step))
+        scores, alone = np.ones((1, 2), np.float32), (Segment(0, 0, 1, 1),)
+        step = Routed(0, np.array([[1, 2]]), scores, alone, 0)
+
+        def serve() -> list[object]:
+            cache.route(step, None)
+            return list(cache.serve(step))
+
+        first = serve()
         assert first == [[[1, -1], [2, -1]]]
         assert cache.residency.is_resident(ExpertKey(0, 1))
-        assert list(cache.serve(step)) == first  # nothing has arrived
+        assert serve() == first  # nothing has arrived
         time.now += 1.5e-3
-        hits, rest = list(cache.serve(step))
+        hits, rest = serve()
         assert [expert for expert, _ in hits] == [1]
         assert rest == [[2, -1]]
         assert (cache.counters.on_host, cache.counters.copied, cache.counters.waited) == (5, 0, 0)

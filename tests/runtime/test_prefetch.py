@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from miractl.native.residency import State
+from miractl.native.residency import Role, State
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
@@ -76,7 +76,7 @@ def routed(layer: int, *experts: int) -> Routed:
 
 
 class Bench:
-    """A cache of one resident a layer, and steps of one token on it."""
+    """A cache of two ways a layer, and steps of one token on it."""
 
     def __init__(self) -> None:
         self.world, self.told = World(), Told()
@@ -84,7 +84,7 @@ class Bench:
         policy = Brain(LeastRecentlyUsed(LAYERS, EXPERTS), heat)
         self.queue = TransferQueue(self.world, self.world.clock, workers=1)
         self.cache = ExpertCache(
-            make_slots(LAYERS + 3, (1,) * LAYERS, 2, policy),
+            make_slots(2 * LAYERS + 1, (2,) * LAYERS, 2, policy),
             *(self.queue, self.world.clock),
         )
         self.prefetcher = Prefetcher(
@@ -92,13 +92,14 @@ class Bench:
         )
 
     def layer(self, layer: int, expert: int) -> None:
-        step = routed(layer, expert)
-        self.cache.residency.record(step)
-        self.prefetcher.settle(step)
-        for _ in self.cache.serve(step, lambda: self.prefetcher.bet(step, None)):
-            pass
+        self.step(routed(layer, expert))
         self.idle()
         self.world.now += COMPUTE
+
+    def step(self, step: Routed) -> None:
+        self.cache.route(step, None)
+        for _ in self.cache.serve(step):
+            pass
 
     def bet(self, *experts: int) -> None:
         """On experts of layer 1."""
@@ -162,6 +163,7 @@ def test_wrong_guesses_are_soon_withheld(bench: Bench) -> None:
 def test_a_bet_that_has_not_begun_ends_when_its_layer_is_routed(bench: Bench) -> None:
     bench.token(0, 1)
     bench.token(1, 2)
+    bench.layer(0, 1)
     table = bench.cache.residency
     bench.world.open.clear()
     assert table.room_for_bets == 2
@@ -170,7 +172,7 @@ def test_a_bet_that_has_not_begun_ends_when_its_layer_is_routed(bench: Bench) ->
     slot = table.slot_of(ExpertKey(1, 4))
     while table.progress.state[slot] != State.RUNNING:
         threading.Event().wait(0.001)
-    bench.prefetcher.settle(routed(1, 0))
+    bench.cache.route(routed(1, 0), None, whole=False)
     assert table.oldest() == [ExpertKey(1, 4)]
     assert table.room_for_bets == 2  # it is stale, and makes way
     assert bench.cache.counters.cancelled == 1
@@ -192,7 +194,7 @@ def test_a_bet_under_way_ends_with_its_chunk_when_its_layer_is_routed(bench: Ben
     while table.progress.state[slot] != State.RUNNING:
         threading.Event().wait(0.001)
     before = bench.queue.stats.bytes
-    bench.prefetcher.settle(routed(1, 0))
+    bench.cache.route(routed(1, 0), None, whole=False)
     assert table.oldest() == [ExpertKey(1, 4)]  # until it is left
     bench.world.open.set()
     bench.idle()
@@ -202,13 +204,25 @@ def test_a_bet_under_way_ends_with_its_chunk_when_its_layer_is_routed(bench: Ben
     assert (counters.wasted, counters.wasted_bytes, counters.cancelled) == (1, 25, 0)
 
 
-def test_a_demand_may_have_the_slot_of_any_bet(bench: Bench) -> None:
+def test_a_demand_may_have_the_place_of_any_bet_in_its_set(bench: Bench) -> None:
     bench.token(0, 1)
     bench.bet(4, 5)
     bench.idle()
-    for _ in bench.cache.serve(routed(0, 0, 2, 3, 4, 5)):
-        pass
+    bench.step(routed(1, 0, 2, 3))
     assert bench.cache.counters.wasted > 0
+
+
+def test_nothing_is_kept_from_residents_while_nobody_bets(bench: Bench) -> None:
+    table = bench.cache.residency
+    for number in range(6):
+        bench.token(number % 2, 2 + number % 2)
+    assert table.members(Role.RESIDENT) == {
+        ExpertKey(0, 0),
+        ExpertKey(0, 1),
+        ExpertKey(1, 2),
+        ExpertKey(1, 3),
+    }
+    assert (table.free, bench.cache.counters.issued) == ((1,), 0)
 
 
 def test_no_bets_where_deciding_takes_longer_than_fetching(

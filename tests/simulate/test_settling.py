@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from miractl.native.ahead import Ahead
 from miractl.native.bets import Bets, BetsState
 from miractl.native.places import SlotPool
-from miractl.native.residency import State
+from miractl.native.residency import State, Status
 from miractl.policy.eviction import Brain, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.plain_slots import PlainSlots
@@ -45,9 +45,8 @@ def carry_on(table: SlotTable, fates: np.ndarray, now: float) -> None:
             progress.state[slot] = ends[int(8 * (fate - 0.5))]
 
 
-def serve(table: SlotTable, step: Routed) -> list[object]:
-    """All experts of a layer, in waves; the newest bets make way."""
-    status = table.ask(step)
+def serve(table: SlotTable) -> list[object]:
+    """All experts of a layer that was asked for, in waves; the newest bets make way."""
     told: list[object] = []
     while True:
         for expert in table.called:
@@ -66,7 +65,7 @@ def serve(table: SlotTable, step: Routed) -> list[object]:
 @settings(deadline=None, max_examples=100)
 @given(
     seed=st.integers(0, 2**31),
-    ways=st.integers(0, 3),
+    ways=st.integers(1, 4),
     staging=st.integers(1, 4),
     compute=st.sampled_from((0.0, 0.1, 0.5)),
     chunks=st.sampled_from((1, 3)),
@@ -76,9 +75,10 @@ def test_c_and_python_settle_and_place_alike(
 ) -> None:
     rng = np.random.default_rng(seed)
     even, odd = tuple(range(0, LAYERS, 2)), tuple(range(1, LAYERS, 2))
-    division = one_pool(LAYERS * ways + staging + 2, (ways,) * LAYERS, brain())
+    staging = min(staging, ways)
+    division: tuple[SlotPool, ...] = one_pool(LAYERS * ways + 2, (ways,) * LAYERS, brain())
     if seed % 2:  # two pools
-        division = tuple(SlotPool(own, ways + staging + 1, (ways,)) for own in (even, odd))
+        division = tuple(SlotPool(own, ways + 1, (ways,)) for own in (even, odd))
     plain = PlainSlots(division, staging, brain())
     compiled = CompiledSlots(division, staging, brain())
     sizes = LAYERS, EXPERTS, staging
@@ -88,26 +88,29 @@ def test_c_and_python_settle_and_place_alike(
     for number in range(60):
         layer, now = number % LAYERS, float(number)
         ids = rng.integers(0, EXPERTS, (1, int(rng.integers(1, 4))))
-        step = Routed(layer, ids, np.ones(ids.shape, np.float32), (Segment(0, 0, 1, 0),), number)
-        fates, waited = rng.random(EXPERTS), 0.1 * number
         prompt, demands = bool(rng.integers(2)), int(rng.integers(2))
+        segments = () if prompt else (Segment(0, 0, 1, 0),)
+        step = Routed(layer, ids, np.ones(ids.shape, np.float32), segments, number)
+        fates, transfer = rng.random(EXPERTS), TRANSFER if number > 5 else 0.0
         computed = int(rng.integers(3))
+        known = now, 0.1 * number, transfer, computed * compute, computed
         for table in (plain, compiled):
-            table.record(step)
             carry_on(table, fates, now)
+        plain.record(step)
+        unwanted = slow.settle(step, known)
+        status = compiled.decide(step, known)
+        assert (status == Status.UNWANTED) == bool(unwanted)
+        if unwanted:
+            assert unwanted == compiled.unwanted
+            status = compiled.ask(step)
+        assert plain.ask(step) == status
+        assert slow.stall == fast.stall
+        assert serve(plain) == serve(compiled)
         for one in (slow, fast):
-            one.times.now, one.times.waited, one.times.prompt = now, waited, prompt
-            one.times.transfer = TRANSFER if number > 5 else 0.0
-            one.times.demands, one.times.under_way = demands, 1
-            one.times.spent, one.times.computed = computed * compute, computed
-        unwanted = slow.settle(layer, ids)
-        assert unwanted == fast.settle()
-        assert plain.unwanted(unwanted) == compiled.unwanted(unwanted)
-        assert slow.times.stall == fast.times.stall
-        assert serve(plain, step) == serve(compiled, step)
+            one.begin(now, transfer, demands, 1)
         for ahead in (1, 2):
             guesses = rng.random(EXPERTS)
-            assert slow.place(layer, ahead, guesses) == fast.place(ahead, guesses)
+            assert slow.place(ahead, guesses) == fast.place(ahead, guesses)
         same(plain, compiled)
     assert fast.bets.balance == slow.bets.state.balance
     for name in KNOWN:

@@ -97,7 +97,7 @@ def test_ids_alone_will_do(tmp_path: Path) -> None:
         ({"meta": json.dumps({"served": SERVED | {"ways": [-1]}})}, r"meta: sets of \[-1\]"),
         ({"meta": json.dumps({"served": SERVED | {"policy": 3}})}, "meta: names"),
         ({"meta": json.dumps({"served": SERVED | {"parameters": WILD}})}, "meta: got 9 but"),
-        ({"meta": json.dumps({"served": SERVED, "slots": 3, "ways": [2]})}, "do not fit 3 slots"),
+        ({"meta": json.dumps({"served": SERVED, "slots": 2, "ways": [2]})}, "do not fit 2 slots"),
         ({"meta": json.dumps({"counts": {"hits": 3}})}, "meta: counts"),
     ],
 )

@@ -26,7 +26,7 @@ static void time_experts(mira_ahead *a)
     a->was_prompt = a->prompt != 0;
 }
 
-int32_t mira_ahead_settle(mira_ahead *a)
+int32_t ahead_settle(mira_ahead *a)
 {
     mira_residency *r = a->table;
     time_experts(a);

@@ -6,14 +6,15 @@
 
 /* Seconds of one clock. The first part is what the caller knows, of the layer that is routed. */
 typedef struct {
-    double now, began;           /* when it all began */
-    double waited;               /* for transfers, in all */
+    double now;
     double transfer;             /* of one expert; 0: not known, and nothing is learned or issued */
     int32_t demands, under_way;  /* transfers that are not finished: for demands, for bets */
-    int32_t prompt, horizon;     /* whether tokens of a prompt are routed; layers ahead at most */
+    double waited;               /* for transfers, in all */
     double spent;                /* computing the experts of the layer before that were there */
-    int32_t computed;            /* how many they were */
+    int32_t computed, prompt;    /* how many they were; whether tokens of a prompt are routed */
+    double began;                /* when it all began */
     double stall;                /* out: that a layer has to expect without bets, on average */
+    int32_t horizon;             /* layers ahead at most */
     int32_t layers, last;        /* layer that was routed before; -1: none */
     int32_t was_prompt;          /* whether it was a prompt's */
     double last_now, last_waited;
@@ -27,7 +28,7 @@ typedef struct {
 } mira_ahead;
 
 /* A layer is routed, that of the table: settle the bets on it. How many of them are to be cancelled. */
-MIRA_API int32_t mira_ahead_settle(mira_ahead *a);
+int32_t ahead_settle(mira_ahead *a);
 
 /* Bet on the layer so many `ahead`, by guesses[experts]; nearer ones come first. How many are staged. */
 MIRA_API int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses);

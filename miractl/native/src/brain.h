@@ -70,13 +70,13 @@ typedef struct {
     const uint8_t *starts;         /* [count]: whether a text begins, at the first layer */
     const int64_t *ids;            /* [count, top] */
     const float *probabilities;
-    double *worth;                 /* [experts], or NULL */
-    double nearer;
+    double *worth;                 /* [layers][experts], or NULL */
+    double nearer, step;           /* what a score gains in a step; of them all so far */
     int32_t count, layer;
 } mira_rating;
 
-/* The first half of mira_learn for them. Of one alone, worth becomes its scores, more by `nearer`.
- * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+/* The first half of mira_learn for them. Of one alone, the layer's worth becomes its scores, and more as
+ * time passes. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_rate(const mira_rating *rating);
 
 /* What is left to learn, of the last token or of a whole text. */

@@ -115,7 +115,7 @@ void cache_begin(cache *c)
     for (int32_t l = 0; l < c->layers; l++)
         shares_taker(&c->shares, l, c->held[l], &to);
     for (int32_t l = 0; l < c->layers; l++)
-        shares_giver(&c->shares, l, to, &from);
+        shares_giver(&c->shares, l, to, 0, &from);
     if (!shares_move(&c->shares, from, to) || c->held[from] <= c->shares.ways[from])
         return;
     refresh(c, from);

@@ -280,6 +280,16 @@ static void rate(mira_learner *m, int32_t layer, const float *probabilities)
     score(m, m->token, layer, m->scores + (size_t)layer * m->lanes);
 }
 
+/* Layers are scored in turn, and what an older score foresees has come nearer since. */
+static void weigh(const mira_rating *in, const mira_learner *m)
+{
+    double *worth = in->worth + (size_t)in->layer * m->experts;
+    double nearer = (in->step + (double)in->layer / m->layers) * in->nearer;
+    const float *scores = m->scores + (size_t)in->layer * m->lanes;
+    for (int32_t e = 0; e < m->experts; e++)
+        worth[e] = (double)scores[e] + nearer;
+}
+
 int mira_rate(const mira_rating *in)
 {
     mira_learner *const *learners = in->learners;
@@ -294,9 +304,8 @@ int mira_rate(const mira_rating *in)
             own[k] = (uint16_t)in->ids[at + k];
         rate(m, in->layer, in->probabilities + at);
     }
-    const float *scores = learners[0]->scores + (size_t)in->layer * learners[0]->lanes;
-    for (int32_t e = 0; in->count == 1 && in->worth && e < learners[0]->experts; e++)
-        in->worth[e] = (double)scores[e] + in->nearer;
+    if (in->count == 1 && in->worth)
+        weigh(in, learners[0]);
     return MIRA_OK;
 }
 

@@ -45,14 +45,14 @@ void residency_enter(mira_residency *r, int32_t layer, int32_t expert, int32_t s
     size_t key = residency_at(r, layer, expert);
     r->role[key] = (uint8_t)role;
     r->slot[key] = slot;
-    if (role == MIRA_RESIDENT) {
-        r->held[r->set[layer]]++;
-        rank(r, layer);
+    if (role == MIRA_TRANSIT) {
+        r->spare[r->pool[layer]]--;
+        r->transit[r->passing++] = (int32_t)key;
         return;
     }
-    r->spare[r->pool[layer]]--;
-    if (role == MIRA_TRANSIT)
-        r->transit[r->passing++] = (int32_t)key;
+    r->held[r->set[layer]]++;
+    if (role == MIRA_RESIDENT)
+        rank(r, layer);
     else
         staged_enter(r, (int32_t)key, slot);
 }
@@ -63,16 +63,15 @@ static int32_t leave(mira_residency *r, int32_t layer, int32_t expert)
     size_t key = residency_at(r, layer, expert);
     int role = r->role[key];
     r->role[key] = MIRA_ABSENT;
-    if (role == MIRA_RESIDENT) {
+    if (role != MIRA_TRANSIT) {
         r->held[r->set[layer]]--;
-        rank(r, layer);
+        if (role == MIRA_RESIDENT)
+            rank(r, layer);
+        else
+            staged_leave(r, (int32_t)key, r->slot[key]);
         return r->slot[key];
     }
     r->spare[r->pool[layer]]++;
-    if (role == MIRA_STAGED) {
-        staged_leave(r, (int32_t)key, r->slot[key]);
-        return r->slot[key];
-    }
     int32_t i = 0;
     while (r->transit[i] != (int32_t)key)
         i++;
@@ -85,6 +84,11 @@ typedef struct {
     int32_t layer, expert; /* who has to go for it; -1: nobody */
 } room;
 
+static int is_full(const mira_residency *r, int32_t set)
+{
+    return r->held[set] >= r->shares.ways[set];
+}
+
 static int admits(const mira_residency *r, double newcomer, double victim)
 {
     if (r->admission == MIRA_WORTHIER)
@@ -92,15 +96,13 @@ static int admits(const mira_residency *r, double newcomer, double victim)
     return r->admission == MIRA_ALWAYS || newcomer >= HOT || victim < HOT;
 }
 
-/* Whether a newcomer of the step's layer may become resident. */
-static room room_for(const mira_residency *r, int32_t expert)
+/* The least worthy resident of a layer's set, or of those that the step can do without. */
+static room least_of_set(const mira_residency *r, int32_t layer, int dispensable)
 {
-    int32_t set = r->set[r->layer];
-    if (r->held[set] < r->shares.ways[set])
-        return (room){1, -1, -1};
+    int32_t set = r->set[layer];
     double own, least = INFINITY;
-    int32_t own_loser = least_of(r, r->layer, r->admission != MIRA_WORTHIER, &own);
-    room found = {0, r->layer, 0};
+    int32_t own_loser = least_of(r, r->layer, dispensable, &own);
+    room found = {0, layer, -1};
     for (int32_t l = r->first[set]; l < r->layers; l = r->sibling[l]) {
         double worth = l == r->layer ? own : r->least[l];
         if (worth < least) {
@@ -109,7 +111,19 @@ static room room_for(const mira_residency *r, int32_t expert)
             found.expert = l == r->layer ? own_loser : r->loser[l];
         }
     }
-    found.granted = least != INFINITY && admits(r, r->worth[residency_at(r, r->layer, expert)], least);
+    return found;
+}
+
+/* Whether a newcomer of the step's layer may become resident. */
+static room room_for(const mira_residency *r, int32_t expert)
+{
+    if (!is_full(r, r->set[r->layer]))
+        return (room){1, -1, -1};
+    room found = least_of_set(r, r->layer, r->admission != MIRA_WORTHIER);
+    if (found.expert >= 0) {
+        double least = r->worth[residency_at(r, found.layer, found.expert)];
+        found.granted = admits(r, r->worth[residency_at(r, r->layer, expert)], least);
+    }
     return found;
 }
 
@@ -135,6 +149,9 @@ static void evict(mira_residency *r, const room *found)
 /* Bring an absent expert of the step in; 0: it has to wait. */
 static int demand(mira_residency *r, int32_t expert)
 {
+    int32_t set = r->set[r->layer];
+    if (is_full(r, set))
+        staged_drop_stale(r, set);
     room found = room_for(r, expert);
     if (r->spare[r->pool[r->layer]] <= 0 && (!found.granted || keeps_slot(r, &found)))
         return 0;
@@ -149,11 +166,13 @@ static int demand(mira_residency *r, int32_t expert)
     return 1;
 }
 
-/* Whether bets hold slots that the step could have: who is in transit is of its layer. */
+/* Whether bets hold slots that the step could have. */
 static int has_bets(const mira_residency *r)
 {
-    int32_t pool = r->pool[r->layer];
-    return r->reserve[pool] - r->spare[pool] > r->passing;
+    for (int32_t i = 0; i < r->staged; i++)
+        if (r->set[r->staging[i] / r->experts] == r->set[r->layer])
+            return 1;
+    return 0;
 }
 
 int mira_place(mira_residency *r, int32_t skip)
@@ -238,13 +257,17 @@ int mira_ask_again(mira_residency *r)
 
 void residency_adopt(mira_residency *r, int32_t expert)
 {
-    room found = room_for(r, expert);
-    if (found.granted)
-        evict(r, &found);
-    else
-        r->bypassed++;
-    int32_t slot = leave(r, r->layer, expert);
-    residency_enter(r, r->layer, expert, slot, found.granted ? MIRA_RESIDENT : MIRA_TRANSIT);
+    residency_enter(r, r->layer, expert, leave(r, r->layer, expert), MIRA_RESIDENT);
+}
+
+int residency_clear(mira_residency *r, int32_t layer)
+{
+    residency_rank(r);
+    room found = least_of_set(r, layer, 1);
+    if (found.expert < 0)
+        return 0;
+    evict(r, &found);
+    return 1;
 }
 
 void mira_release(mira_residency *r, int32_t layer, int32_t expert)

@@ -37,9 +37,8 @@ typedef struct {
     const double *worth;         /* [layers][experts], the policy's */
     const int32_t *set, *pool;   /* [layers]: where a layer belongs */
     const int32_t *first, *sibling; /* [sets], [layers]: layers of a set, `layers` after the last */
-    const int32_t *reserve;      /* [pools]: slots beyond the residents' */
-    int32_t *spare;              /* [pools]: free slots of the reserve */
-    int32_t *held;               /* [sets]: residents */
+    int32_t *spare;              /* [pools]: slots beyond all ways that nobody in transit has */
+    int32_t *held;               /* [sets]: residents, and the staged that have a place of theirs */
     uint8_t *role;               /* [layers][experts] */
     int32_t *slot;               /* [layers][experts], of those with a role */
     int32_t *idle;               /* [slots]: a stack of each pool's that are free */
@@ -84,8 +83,7 @@ MIRA_API int mira_ask_again(mira_residency *r);
 /* Make room for the absent. `skip`: the one that came short waits. */
 MIRA_API int mira_place(mira_residency *r, int32_t skip);
 
-/* A bet on an expert of the step is waited for: it becomes resident if it is worth it, else it is in
- * transit. */
+/* A bet on an expert of the step is waited for: it becomes resident, in the place that it has. */
 MIRA_API void mira_call_in(mira_residency *r, int32_t expert);
 
 /* Free the slot of an expert, or of all that are in transit. */
@@ -112,8 +110,8 @@ MIRA_API void mira_drop(mira_residency *r, int32_t layer, int32_t expert);
  * passed over. */
 void mira_judge_bets(mira_residency *r, mira_routed *routed);
 
-/* Bet on absent experts[count] of a layer, as far as there is room, in `bet`; one spare slot stays for a
- * demand, stale bets make way, the oldest first. */
+/* Bet on absent experts[count] of a layer, as far as there is room, in `bet`. Stale bets make way, the
+ * oldest first, then the least worthy residents of the layer's set that the step can do without. */
 MIRA_API void mira_stage(mira_residency *r, int32_t layer, const uint16_t *experts, int32_t count);
 
 static inline size_t residency_at(const mira_residency *r, int32_t layer, int32_t expert)
@@ -137,13 +135,17 @@ static inline double mira_overrun(double passed, double transfer, int32_t chunks
 }
 
 /* What staged.c, sharing.c and residency.c need of each other: the least worthy of layers whose worth
- * has changed; an expert takes a slot; a staged one of the step changes its role; a bet was right; an
- * expert is staged, and is not any more. */
+ * has changed; an expert takes a slot; a staged one of the step becomes resident; the least worthy
+ * resident of a layer's set goes that the step can do without, 0 if there is none; a bet was right; an
+ * expert is staged, and is not any more; the oldest stale bet that has ended goes, of a set or, with
+ * -1, of all, 0 if there is none. */
 void residency_rank(mira_residency *r);
 void residency_enter(mira_residency *r, int32_t layer, int32_t expert, int32_t slot, int role);
 void residency_adopt(mira_residency *r, int32_t expert);
+int residency_clear(mira_residency *r, int32_t layer);
 void staged_use(mira_residency *r, int32_t expert);
 void staged_enter(mira_residency *r, int32_t key, int32_t slot);
 void staged_leave(mira_residency *r, int32_t key, int32_t slot);
+int staged_drop_stale(mira_residency *r, int32_t set);
 
 #endif

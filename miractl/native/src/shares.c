@@ -23,9 +23,10 @@ void shares_taker(const mira_shares *s, int32_t set, int32_t held, int32_t *to)
         *to = set;
 }
 
-void shares_giver(const mira_shares *s, int32_t set, int32_t to, int32_t *from)
+void shares_giver(const mira_shares *s, int32_t set, int32_t to, int32_t bets, int32_t *from)
 {
-    if (set != to && s->ways[set] > s->least[set]
+    int32_t least = s->least[set] > bets ? s->least[set] : bets;
+    if (set != to && s->ways[set] > least
         && (*from < 0 || s->loss[set] < s->loss[*from]))
         *from = set;
 }

@@ -19,9 +19,9 @@ typedef struct {
 int shares_begin(mira_shares *s);
 
 /* Whether a set that holds so many gains most by one more way, or, of all but `to`, loses least by one
- * less: those found so far, -1 for none, become it then. */
+ * less: those found so far, -1 for none, become it then. Ways that `bets` have are not given up. */
 void shares_taker(const mira_shares *s, int32_t set, int32_t held, int32_t *to);
-void shares_giver(const mira_shares *s, int32_t set, int32_t to, int32_t *from);
+void shares_giver(const mira_shares *s, int32_t set, int32_t to, int32_t bets, int32_t *from);
 
 /* Move a slot if it pays; 1 if it does. */
 int shares_move(mira_shares *s, int32_t from, int32_t to);

@@ -21,6 +21,14 @@ static int is_of(const mira_residency *r, int32_t set, int32_t pool)
     return r->first[set] < r->layers && r->pool[r->first[set]] == pool;
 }
 
+static int32_t bets_in(const mira_residency *r, int32_t set)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < r->staged; i++)
+        count += r->set[r->staging[i] / r->experts] == set;
+    return count;
+}
+
 static void move(mira_residency *r)
 {
     for (int32_t pool = 0; pool < r->pools; pool++) {
@@ -30,7 +38,7 @@ static void move(mira_residency *r)
                 shares_taker(&r->shares, set, r->held[set], &to);
         for (int32_t set = 0; set < r->sets; set++)
             if (is_of(r, set, pool))
-                shares_giver(&r->shares, set, to, &from);
+                shares_giver(&r->shares, set, to, bets_in(r, set), &from);
         if (shares_move(&r->shares, from, to) && r->held[from] > r->shares.ways[from])
             shrink(r, from);
     }

@@ -100,9 +100,9 @@ void mira_judge_bets(mira_residency *r, mira_routed *in)
         int32_t layer = r->staging[i] / r->experts, expert = r->staging[i] % r->experts;
         int32_t slot = r->slot[r->staging[i]], state = r->state[slot];
         int wanted = layer == in->layer && r->needed[expert];
-        if (layer == in->layer && !wanted && !r->stale[slot]) {
-            r->stale[slot] = 1;
-            r->stale_count++;
+        if (layer == in->layer) {
+            r->stale_count += !wanted - r->stale[slot];
+            r->stale[slot] = !wanted;
         }
         if (state < MIRA_DONE && layer == in->layer && !wanted)
             r->called[in->unwanted++] = expert;
@@ -118,13 +118,12 @@ void mira_judge_bets(mira_residency *r, mira_routed *in)
     in->lost = in->missing ? fmax(0, in->lost - fmax(0, slack)) : 0;
 }
 
-/* Free the slot, of the layer's pool, of the oldest stale bet that has ended; 0: there is none. */
-static int drop_stale(mira_residency *r, int32_t layer)
+int staged_drop_stale(mira_residency *r, int32_t set)
 {
     for (int32_t i = 0; i < r->staged; i++) {
         int32_t key = r->staging[i], slot = r->slot[key];
-        int is_near = r->pool[key / r->experts] == r->pool[layer];
-        if (!is_near || !r->stale[slot] || r->state[slot] < MIRA_DONE)
+        int is_far = set >= 0 && r->set[key / r->experts] != set;
+        if (is_far || !r->stale[slot] || r->state[slot] < MIRA_DONE)
             continue;
         mira_drop(r, key / r->experts, key % r->experts);
         return 1;
@@ -132,16 +131,21 @@ static int drop_stale(mira_residency *r, int32_t layer)
     return 0;
 }
 
-static int has_room(const mira_residency *r, int32_t layer)
+/* A place for another bet: one that is free, that of a bet in vain, or the least worthy resident's. */
+static int make_room(mira_residency *r, int32_t layer)
 {
-    return r->staged < r->staging_limit && r->spare[r->pool[layer]] > 1;
+    int32_t set = r->set[layer];
+    if (r->staged >= r->staging_limit && !staged_drop_stale(r, -1))
+        return 0;
+    return r->held[set] < r->shares.ways[set] || staged_drop_stale(r, set)
+           || residency_clear(r, layer);
 }
 
 void mira_stage(mira_residency *r, int32_t layer, const uint16_t *experts, int32_t count)
 {
     r->bet_count = 0;
     for (int32_t i = 0; i < count; i++) {
-        if (!has_room(r, layer) && !(drop_stale(r, layer) && has_room(r, layer)))
+        if (!make_room(r, layer))
             return;
         int32_t slot = residency_take(r, layer), *pair = r->bet + 2 * r->bet_count++;
         residency_enter(r, layer, experts[i], slot, MIRA_STAGED);
