@@ -1,24 +1,33 @@
 """What a link costs and what hides it: copies, bets and host compute on an emulated link.
 
     python bench/emulated.py PACKED [PACKED ...] [--memory 25%] [--repeat 5] [--faster 1 40]
-                             [--out FILE]
+                             [--rates 31.5GB/s 7.88GB/s] [--ratios 0.5 1 2] [--out FILE]
 
-For each packed folder, each rate and each device: prefetch on and off without host compute, then
+For each packed folder, each link and each device: prefetch on and off without host compute, then
 host compute, in turns, each round with another prompt. Time is that of the processor plus that of
 imagined waiting, so that a busy machine changes little: what a second is here, is a second on an
 idle one. Ratios are those of one round; medians with lowest and highest are told.
 
-- waiting: share of the time, without bets, in which transfers are waited for: the most that bets
-  could save,
+- copy/layer: what an expert's copy takes, in times of a layer that waits for nothing,
+- waiting: share of the time in which transfers are waited for, without bets and with; the first is
+  the most that bets could save,
 - hidden: share of the link's busy time that nobody waited for,
 - prefetch: time with bets over time without,
 - host: time with host compute over time without it, both with bets.
 
-Where an expert takes longer to compute than to copy, as on most processors, copies hide behind the
-computing of other experts and bets have nothing to save. A device computes experts faster: with
-`--faster 40` the clock counts a fortieth of the time that they take here, which is what an A10's
-memory of 600 GB/s makes of one core's 12 to 15 GB/s. All else, attention and deciding, takes what
-it takes here. What host compute gains is told only for devices no faster than the host, which they
+Where an expert takes longer to compute than to copy, as on most processors over an A10's link,
+copies hide behind the computing of other experts, nothing is waited for, and bets have nothing to
+save. Two things bring the proportions of a device about.
+
+- It computes experts faster: with `--faster 40` the clock counts a fortieth of the time that they
+  take here, which is what an A10's memory of 600 GB/s makes of one core's 12 to 15 GB/s. All else,
+  attention and deciding, takes what it takes here.
+- Its link is no faster than computing is there: with `--ratios 0.5 1 2` the link is so slow that a
+  copy takes so many times what a layer takes here, which is measured first. If a layer of
+  Qwen3-30B-A3B takes an A10 0.5 ms, as bench/bets.py assumes, its experts of 9.4 MB are copied in
+  0.6 of that at x16 and in 2.4 of it at x4.
+
+What host compute gains is told only for devices no faster than the host, which they
 are the same processor as.
 """
 
@@ -48,13 +57,17 @@ RATIOS = (0.5, 1.0, 2.0)  # of the copy of an expert to the computing of a layer
 ON_DEVICE = ("hits", "misses")  # parts of a step that a device takes over
 TITLE = "Copies over an emulated link, a quarter of the experts in slots"
 NOTE = (
-    "bench/emulated.py, {rounds} rounds, each with another prompt. Device: how many times as fast "
-    "as one core here experts are computed. Waiting: share of the time without bets in which they "
-    "are waited for, the most that bets could save. Hidden: share of the copies' time that nobody "
+    "bench/emulated.py, {rounds} rounds, each with another prompt. Copy/layer: what an expert's copy "
+    "takes, in times of a layer that waits for nothing. Links called slowed are so slow that this is "
+    "as on a device: on an A10 0.6 at x16 and 2.4 at x4, with experts of Qwen3-30B-A3B in bfloat16 "
+    "and if its layers take 0.5 ms. Device: how many times as fast as one core here experts are "
+    "computed. Waiting: share of the time in which copies are waited for, without bets and with; "
+    "the first is the most that bets could save. Hidden: share of the copies' time that nobody "
     "waits for, without bets and with. Prefetch: time with bets over time without. Host: time with "
     "host compute over time without it, both with bets, the host being the device."
 )
-HEADERS = ("model", "link", "device", "a copy", "an expert", "hits, without / with bets", "waiting")
+HEADERS = ("model", "link", "copy/layer", "device", "a copy", "an expert")
+HEADERS += ("hits, without / with bets", "waiting, without / with bets")
 HEADERS += ("hidden without", "hidden with", "prefetch", "host")
 CASES = {  # name -> prefetch, host compute
     "off": (False, "off"),
@@ -165,6 +178,8 @@ def measure(
                 if number:
                     rounds[name].append(lap)
         record = made["off"][0].plan.expert_bytes
+        layers = tokens * len(made["off"][0].cache.expert_bytes)
+    computing = [(lap["seconds"] - lap["waited_seconds"]) / layers for lap in rounds["off"]]
     return {
         "model": folder.name,
         "emulated_link_bytes_per_second": rate,
@@ -174,11 +189,19 @@ def measure(
             lap["device_seconds"] / lap["lookups"] for lap in rounds["off"]
         ),
         "rounds": rounds,
-        "waiting": _spread([lap["waited_seconds"] / lap["seconds"] for lap in rounds["off"]]),
+        "copy_by_layer": record / rate / statistics.median(computing),
+        "hits": {name: _share(laps, "hits", "lookups") for name, laps in rounds.items()},
+        "waiting": {
+            name: _share(laps, "waited_seconds", "seconds") for name, laps in rounds.items()
+        },
         "prefetch": _ratio(rounds, "bets", "off"),
         "host": _ratio(rounds, "host", "bets") if faster <= 1 else None,
         "hidden": {name: _spread([_hidden(lap) for lap in laps]) for name, laps in rounds.items()},
     }
+
+
+def _share(laps: list[dict[str, float]], part: str, whole: str) -> float:
+    return sum(lap[part] for lap in laps) / sum(lap[whole] for lap in laps)
 
 
 def _ratio(rounds: dict[str, list[dict[str, float]]], one: str, other: str) -> dict[str, float]:
@@ -199,39 +222,47 @@ def _words(found: dict[str, Any]) -> str:
     def shown(figures: dict[str, float]) -> str:
         return "{median:.3f} ({low:.3f} to {high:.3f})".format(**figures)
 
-    laps = {name: rows[len(rows) // 2] for name, rows in found["rounds"].items()}
+    def total(name: str, what: str) -> str:
+        return f"{sum(lap[what] for lap in found['rounds'][name]):.0f}"
+
     counts = "; ".join(
-        f"{name}: {lap['hits'] / lap['lookups']:.0%} hits, {lap['copied']:.0f} copied,"
-        f" {lap['on_host']:.0f} on host, bets {lap['used']:.0f} used {lap['late']:.0f} late"
-        f" {lap['wasted']:.0f} wasted"
-        for name, lap in laps.items()
+        f"{name}: {found['hits'][name]:.1%} hits, waiting {found['waiting'][name]:.1%},"
+        f" {total(name, 'copied')} copied, {total(name, 'on_host')} on host, bets"
+        f" {total(name, 'used')} used {total(name, 'late')} late {total(name, 'wasted')} wasted"
+        for name in found["rounds"]
     )
     hidden = ", ".join(f"{name} {shown(figures)}" for name, figures in found["hidden"].items())
     host = f", host {shown(found['host'])}" if found["host"] else ""
     return (
-        f"{found['model']}, emulated {format_rate(found['emulated_link_bytes_per_second'])},"
-        f" device x {found['device_times_faster']:g}: an expert is copied in"
-        f" {format_seconds(found['copy_seconds'])},"
+        f"{found['model']}, emulated {_link(found)}, device x {found['device_times_faster']:g}:"
+        f" an expert is copied in {format_seconds(found['copy_seconds'])},"
+        f" {found['copy_by_layer']:.2g} of a layer,"
         f" computed in {format_seconds(found['expert_seconds'])}\n"
-        f"  waiting {shown(found['waiting'])}, prefetch {shown(found['prefetch'])}{host}\n"
+        f"  prefetch {shown(found['prefetch'])}{host}\n"
         f"  hidden: {hidden}\n  {counts}"
     )
+
+
+def _link(found: dict[str, Any]) -> str:
+    return format_rate(found["emulated_link_bytes_per_second"]) + ", slowed" * found["slowed"]
 
 
 def _row(found: dict[str, Any]) -> list[str]:
     def shown(figures: dict[str, float] | None) -> str:
         return "{median:.3f} ({low:.3f}-{high:.3f})".format(**figures) if figures else "n/a"
 
-    laps = {name: rows[len(rows) // 2] for name, rows in found["rounds"].items()}
-    hits = [laps[name]["hits"] / laps[name]["lookups"] for name in ("off", "bets")]
+    def both(shares: dict[str, float]) -> str:
+        return " / ".join(f"{shares[name]:.1%}" for name in ("off", "bets"))
+
     return [
         found["model"],
-        format_rate(found["emulated_link_bytes_per_second"]),
+        _link(found),
+        f"{found['copy_by_layer']:.2g}",
         f"{found['device_times_faster']:g}",
         format_seconds(found["copy_seconds"]),
         format_seconds(found["expert_seconds"]),
-        " / ".join(f"{share:.0%}" for share in hits),
-        shown(found["waiting"]),
+        both(found["hits"]),
+        both(found["waiting"]),
         shown(found["hidden"]["off"]),
         shown(found["hidden"]["bets"]),
         shown(found["prefetch"]),
@@ -258,12 +289,12 @@ def main() -> None:
     found = []
     for folder in args.folders:
         given = folder, args.memory
-        links = [(parse_rate(rate), faster, None) for rate in args.rates for faster in args.faster]
+        links = [(parse_rate(rate), f, False) for rate in args.rates for f in args.faster]
         for faster in args.faster if args.ratios else ():
             seconds, size = layer_seconds(*given, faster, args.tokens)
-            links += [(size / (ratio * seconds), faster, ratio) for ratio in args.ratios]
-        for rate, faster, ratio in links:
-            case = measure(*given, rate, faster, args.repeat, args.tokens) | {"ratio": ratio}
+            links += [(size / (ratio * seconds), faster, True) for ratio in args.ratios]
+        for rate, faster, slowed in links:
+            case = measure(*given, rate, faster, args.repeat, args.tokens) | {"slowed": slowed}
             print(_words(case), flush=True)
             found.append(case)
     if args.out:

@@ -49,13 +49,14 @@ class State(IntEnum):
 
     QUEUED = 0
     RUNNING = 1
-    DONE = 2
-    FAILED = 3
-    CANCELLED = 4
+    PAUSED = 2  # left at a border, to go on
+    DONE = 3
+    FAILED = 4
+    CANCELLED = 5
 
 
 class BetCounts(NamedTuple):
-    """What became of bets, in all; `cancelled`: never moved."""
+    """What became of bets, in all; `wasted`: moved, if only in part; `cancelled`: never moved."""
 
     issued: int
     used: int

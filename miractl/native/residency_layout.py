@@ -20,6 +20,7 @@ class Progress:
         self.state: NDArray[np.uint8] = np.zeros(slots, np.uint8)
         self.began: NDArray[np.float64] = np.zeros(slots)  # seconds
         self.finished: NDArray[np.float64] = np.zeros(slots)
+        self.moved: NDArray[np.int64] = np.zeros(slots, np.int64)  # bytes, unless under way
 
 
 BETS = ("issued", "used", "late", "wasted", "cancelled")  # what became of them
@@ -30,7 +31,7 @@ POINTERS = (
     *("role", "slot", "idle", "top", "transit", "changed", "least", "loser"),
     *("hits", "misses", "prefetched", "prefetch_used", "in_vain", "activations"),
     *("needed", "here", "placed", "called", "absent", "waiting", "staging"),
-    *("bet", "stale", "state", "began", "finished", "score", "since"),
+    *("bet", "stale", "state", "began", "finished", "moved", "score", "since"),
 )
 SHARES = ("ways", "least_ways", "most_ways", "gain", "loss")  # as a `mira_shares` has them
 
@@ -100,5 +101,6 @@ def allocate(
         "state": progress.state,
         "began": progress.began,
         "finished": progress.finished,
+        "moved": progress.moved,
         **{name: np.zeros(experts, np.int32) for name in ("called", "absent", "waiting")},
     }

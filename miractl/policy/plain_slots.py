@@ -87,7 +87,7 @@ class PlainSlots(StagedResidency):
         self.arrived = len(arrived)
         for key in arrived:
             self.here.append([key.expert, self.use(key, "used")])
-        for key in (key for key, state in states.items() if state is State.FAILED):
+        for key in (key for key, state in states.items() if state >= State.FAILED):
             self.drop(key)
             self._absent.append(key.expert)
         self.called = [key.expert for key in keys if key in self._staged]

@@ -32,7 +32,7 @@ class SlotTable(Protocol):
     misses: npt.NDArray[np.int64]
     prefetched: npt.NDArray[np.int64]  # [layers, experts]: bets on it
     prefetch_used: npt.NDArray[np.int64]  # those that arrived in time
-    in_vain: npt.NDArray[np.int64]  # [layers]: those that were moved and wasted
+    in_vain: npt.NDArray[np.int64]  # [layers]: bytes moved of those that were wasted
     progress: Progress  # of transfers into the slots of bets
     here: Pairs  # experts of the step that are there, with their slots: residents, then bets
     arrived: int  # how many of them had been bet on
@@ -128,7 +128,7 @@ class SlotTable(Protocol):
 
     @property
     def unwanted(self) -> list[int]:
-        """Bets on the routed layer that have not begun and are not wanted, if there are any."""
+        """Bets on the routed layer that are not done and not wanted, if there are any."""
 
     def drop(self, key: ExpertKey) -> None:
         """A bet ends that nobody has called in: in vain if it was moved."""

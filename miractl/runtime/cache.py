@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from miractl.native.residency import Pairs, State, Status
 from miractl.policy.keys import ExpertKey
 from miractl.policy.prediction import Probabilities
@@ -18,7 +16,7 @@ from miractl.policy.slots import SlotTable
 from miractl.runtime.counters import Counters, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
 from miractl.runtime.host_side import HostSide
-from miractl.runtime.ticket import Ticket
+from miractl.runtime.ticket import ENDED, Ticket
 from miractl.runtime.transfer import Transfers
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ NOBODY: list[Ticket] = []
 NO_SLOT = -1  # of an expert that is computed on the host, where it lies
 DONE = State.DONE  # looked up once
 PLACED, UNWANTED, HERE = int(Status.PLACED), int(Status.UNWANTED), int(Status.HERE)
-ENDED = (State.DONE, State.FAILED)
 
 
 class ExpertCache:
@@ -41,19 +38,14 @@ class ExpertCache:
         self,
         residency: SlotTable,
         transfers: Transfers,
-        expert_bytes: Sequence[int],
         clock: Callable[[], float],
         punch: Callable[[str], None] = lambda part: None,
         host: HostCompute | None = None,
     ) -> None:
-        """`expert_bytes` are those of one expert of each layer.
-
-        `punch` is told which part of a step begins. `host`: what misses may be left to.
-        """
+        """`punch` is told which part of a step begins. `host`: what misses may be left to."""
         self.residency, self.transfers = residency, transfers
         self.bets: Prefetcher | None = None
         self._counters, self.switches = Counters(), SwitchTimes()
-        self.expert_bytes = np.array(expert_bytes)
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
         layers, experts = residency.hits.shape
@@ -73,7 +65,7 @@ class ExpertCache:
         counters, bets = self._counters, self.residency.bets
         counters.issued, counters.used, counters.late = bets.issued, bets.used, bets.late
         counters.wasted, counters.cancelled = bets.wasted, bets.cancelled
-        counters.wasted_bytes = int(self.residency.in_vain @ self.expert_bytes)
+        counters.wasted_bytes = int(self.residency.in_vain.sum())
         return counters
 
     def count_step(self, tokens: int) -> None:
@@ -177,7 +169,7 @@ class ExpertCache:
         """A step ended early: forget the experts whose bytes did not arrive."""
         waiting, self._waiting = self._waiting, []
         for ticket in waiting:
-            if not self.transfers.cancel(ticket):
+            if not self.transfers.abandon(ticket):
                 self.transfers.finish(ticket)
         self._forget(waiting)
         with self.lock:
@@ -260,16 +252,16 @@ class ExpertCache:
             self.lost[ticket.key.expert] = error
 
     def _cancel_bets(self, layer: int) -> None:
-        """End bets on a layer that have not begun and that it does not want."""
+        """End bets on a layer that it does not want, at once or where they can be left."""
         for expert in self.residency.unwanted:
             key = self._keys[layer][expert]
-            if self.transfers.cancel(self._ticket(key)):
+            if self.transfers.abandon(self._ticket(key)):
                 self.residency.drop(key)
 
     def _await(self, coming: dict[ExpertKey, Ticket]) -> None:
         """Transfers under way are waited for."""
         for key, ticket in coming.items():
-            self.transfers.overtake(ticket)
+            coming[key] = self.transfers.overtake(ticket)
             if self.residency.is_staged(key):
                 self.residency.call_in(key.expert)
         self._counters.waited += len(coming)

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 import torch
 
+from miractl.plan.chunks import LINK_CHUNK
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.streams import Event, Streams
+from miractl.runtime.ticket import Course
 
-LEAST_CHUNKS = 2  # so that one is filled while the other is copied
+LEAST_BUFFERS = 2  # so that one is filled while the other is copied
+FIRST = ExpertKey(0, 0)  # all of a shape are stored alike
 
 
 class DiskMover:
@@ -21,23 +24,29 @@ class DiskMover:
 
     def __init__(self, experts: ExpertSource, arena: SlotArena) -> None:
         self._experts, self._arena = experts, arena
+        self.chunks = experts.chunks(FIRST, arena[0])
 
-    def move(self, key: ExpertKey, slot: int) -> int:
-        """Read one expert into a slot; returns the bytes read."""
-        return self._experts.read(key, self._arena[slot])
+    def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
+        """Read one expert into a slot."""
+        return self._experts.course(key, self._arena[slot], chunks)
 
     def arrive(self, slot: int) -> None:
-        """Nothing to wait for: the bytes are there when `move` returns."""
+        """Nothing to wait for: the bytes are there when the course is over."""
 
 
 class CudaMover:
-    """Slots on a GPU: experts go through a ring of pinned chunks, on a stream of their own.
+    """Slots on a GPU: experts go through a ring of pinned buffers, on a stream of their own.
 
     The copy waits for what the computing stream has been given so far, since the slot may still be
     read by it; the computing stream waits for the slot's event, and nothing waits for the device.
-    A chunk is one expert, the largest, read from disk into the pinned memory itself, where the ring
-    has room for two of them. Where it has not, a chunk is half of the ring, and each thread reads
-    an expert into memory of its own, from which the chunks are filled in turn.
+    A buffer holds one expert, the largest, read from disk into the pinned memory itself, where the
+    ring has room for two of them. Where it has not, a buffer is half of the ring, and each thread
+    reads an expert into memory of its own, from which they are filled in turn.
+
+    Copies are queued a chunk ahead of the one that is waited for, so the link has no gaps. Whoever
+    wants it meanwhile waits for these two. A transfer that can be left keeps its buffer: it goes on
+    while no other is free, so that demands always find one. What lies in a thread's own memory can
+    be given up, and cannot be left to go on later: it is one chunk.
     """
 
     source = "host"
@@ -47,55 +56,79 @@ class CudaMover:
     ) -> None:
         self._experts, self._arena, self._streams = experts, arena, streams
         self._events: dict[int, Event] = {}
-        self._chunk = min(arena.largest, max(1, ring_bytes // LEAST_CHUNKS))
+        self._size = min(arena.largest, max(1, ring_bytes // LEAST_BUFFERS))
         self._ring: queue.SimpleQueue[tuple[torch.Tensor, Event | None]] = queue.SimpleQueue()
-        for _ in range(max(LEAST_CHUNKS, ring_bytes // self._chunk)):
-            self._ring.put((streams.pinned(self._chunk), None))
+        for _ in range(max(LEAST_BUFFERS, ring_bytes // self._size)):
+            self._ring.put((streams.pinned(self._size), None))
         self._own = threading.local()
+        self.chunks = 1
+        if self._is_whole:
+            pinned, event = self._ring.get()
+            self.chunks = experts.chunks(FIRST, self._views(pinned, 0)[0])
+            self._ring.put((pinned, event))
 
-    def move(self, key: ExpertKey, slot: int) -> int:
-        """Read and copy one expert; returns when it is copied."""
-        if self._chunk == self._arena.largest:
-            moved, event = self._move_whole(key, slot)
-        else:
-            moved, event = self._move_chunks(key, slot)
-        self._events[slot] = event
-        event.synchronize()
-        return moved
+    @property
+    def _is_whole(self) -> bool:
+        """Whether a buffer holds an expert."""
+        return self._size == self._arena.largest
+
+    def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
+        """Read and copy one expert; it is over when it is copied. Counts the bytes copied."""
+        if self._is_whole:
+            return self._move_whole(key, slot, chunks)
+        return self._move_by_parts(key, slot)
 
     def arrive(self, slot: int) -> None:
         """The computing stream waits for the slot's copy."""
         self._streams.compute_follows(self._events[slot])
 
-    def _move_whole(self, key: ExpertKey, slot: int) -> tuple[int, Event]:
+    def _move_whole(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         pinned = self._take()
-        event = None
+        last: Event | None = None
         try:
             views, size = self._views(pinned, slot)
-            moved = self._experts.read(key, views)
+            for _ in self._experts.course(key, views, chunks):
+                if not self._ring.empty():
+                    yield 0
             self._streams.follow_compute()
-            event = self._copy(slot, pinned[:size], 0)
+            for start in range(0, size, LINK_CHUNK):
+                before = last
+                end = min(size, start + LINK_CHUNK)
+                last = self._copy(slot, pinned[start:end], start)
+                if before is not None:
+                    before.synchronize()
+                    if end < size and not self._ring.empty():
+                        yield end
         finally:
-            self._ring.put((pinned, event))
-        return moved, event
+            self._ring.put((pinned, last))
+        return self._landed(slot, size, last)
 
-    def _move_chunks(self, key: ExpertKey, slot: int) -> tuple[int, Event]:
+    def _move_by_parts(self, key: ExpertKey, slot: int) -> Course:
         if not hasattr(self._own, "expert"):
             self._own.expert = torch.empty(self._arena.largest, dtype=torch.uint8)
         expert: torch.Tensor = self._own.expert
         views, size = self._views(expert, slot)
-        moved = self._experts.read(key, views)
+        self._experts.read(key, views)
         self._streams.follow_compute()
-        for start in range(0, size, self._chunk):
+        for start in range(0, size, self._size):
             pinned = self._take()
-            part = expert[start : min(size, start + self._chunk)]
+            part = expert[start : min(size, start + self._size)]
             pinned[: len(part)] = part
             event = self._copy(slot, pinned[: len(part)], start)
             self._ring.put((pinned, event))
-        return moved, event
+            if start + self._size < size:
+                yield start + len(part)
+        return self._landed(slot, size, event)
+
+    def _landed(self, slot: int, size: int, last: Event | None) -> int:
+        """Wait for the last copy into a slot; the bytes of all."""
+        assert last is not None
+        self._events[slot] = last
+        last.synchronize()
+        return size
 
     def _take(self) -> torch.Tensor:
-        """A chunk whose last copy is over."""
+        """A buffer whose last copy is over."""
         pinned, event = self._ring.get()
         if event is not None:
             event.synchronize()

@@ -33,7 +33,8 @@ class Prefetcher:
         table = cache.residency
         assert isinstance(table, ResidencyTable)  # as there is the library
         sizes = *table.hits.shape, table.staging_limit
-        self.bets = Bets(BetsState(*sizes, classes=2 * horizon))
+        chunks = cache.transfers.chunks
+        self.bets = Bets(BetsState(*sizes, classes=2 * horizon, chunks=chunks))
         self.ahead = Ahead(self.bets, table, horizon, confidence, clock())
         self._cache, cache.bets = cache, self
         self._reach, self._clock = range(1, horizon + 1), clock

@@ -32,7 +32,9 @@ from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.layer_proof import Recorded, record_layers, relative_error
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.outline import Outline, read_outline
-from miractl.runtime.transfer import Mover, TransferQueue
+from miractl.runtime.ticket import Course
+from miractl.runtime.transfer import Mover
+from miractl.runtime.transfer_queue import TransferQueue
 from miractl.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -254,10 +256,12 @@ class _NeighbourMover:
     """Brings the next expert instead of the one asked for."""
 
     def __init__(self, inner: Mover, experts: int) -> None:
-        self._inner, self._experts, self.source = inner, experts, inner.source
+        self._inner, self._experts = inner, experts
+        self.source, self.chunks = inner.source, inner.chunks
 
-    def move(self, key: ExpertKey, slot: int) -> int:
-        return self._inner.move(ExpertKey(key.layer, (key.expert + 1) % self._experts), slot)
+    def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
+        other = ExpertKey(key.layer, (key.expert + 1) % self._experts)
+        return self._inner.move(other, slot, chunks)
 
     def arrive(self, slot: int) -> None:
         self._inner.arrive(slot)

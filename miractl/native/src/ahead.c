@@ -47,7 +47,8 @@ int32_t ahead_settle(mira_ahead *a)
     time_experts(a);
     mark(a, r->layer);
     mira_routed routed = {.layer = r->layer, .count = r->count, .ids = r->ids, .now = a->now,
-                          .transfer = a->transfer, .compute = a->each[a->was_prompt]};
+                          .transfer = a->transfer, .compute = a->each[a->was_prompt],
+                          .chunks = a->bets->chunks};
     mira_bets_settle(a->bets, r, &routed);
     double *stall = a->stalls + a->was_prompt;
     *stall += RATE * (routed.stall - *stall);

@@ -63,16 +63,6 @@ double mira_bets_calibrated(const mira_bets *b, int32_t class_, double guess)
     return corrected(p, &found);
 }
 
-/* How long a transfer begun at `start` goes on after `gate`, when somebody else wants the link. */
-static double overrun(const mira_bets *b, double start, double gate, double transfer)
-{
-    double before = gate - start;
-    if (before >= transfer)
-        return 0;
-    double chunk = transfer / b->chunks, border = ceil(before / chunk) * chunk;
-    return (border < transfer ? border : transfer) - before;
-}
-
 /* Time that demands are expected to wait for a transfer in vain, from the layer's own gate on. */
 static double delay(const mira_bets *b, int32_t layer, double over, double compute)
 {
@@ -101,12 +91,12 @@ static prospect look(const mira_bets *b, const mira_moment *at)
         double gate = at->gate + a * at->compute;
         if (at->link >= gate)
             continue;
-        double over = overrun(b, at->link, gate, at->transfer);
+        double over = mira_overrun(gate - at->link, at->transfer, b->chunks);
         int32_t layer = (at->layer - at->ahead + 1 + a + b->layers) % b->layers;
         found.sure_cost += b->demand[layer] * over;
         found.risk = over > found.risk ? over : found.risk;
     }
-    double over = overrun(b, at->link, due, at->transfer);
+    double over = mira_overrun(due - at->link, at->transfer, b->chunks);
     found.vain_cost = delay(b, at->layer, over, at->compute);
     found.risk = over > found.risk ? over : found.risk;
     return found;
