@@ -22,7 +22,7 @@ class Rule(IntEnum):
 # transfers in all, of a transfer, 0 where that is not known, and what those experts of the layer
 # before took that were there; and how many they were.
 Known = tuple[float, float, float, float, int]
-_TOLD = struct.Struct("@5P4d5i")  # with each layer
+_TOLD = struct.Struct("@6P4d5i")  # with each layer
 
 
 class _Stamp(ctypes.Structure):

@@ -46,3 +46,37 @@ class HeatRating(ctypes.Structure):
     def record(self, layer: int, ids: int, count: int) -> bool:
         """A layer's step activates int64 at address `ids`; False, and nothing done, for unknown."""
         return not self._record(self.address, layer, ids, count)
+
+
+class _Warming(ctypes.Structure):
+    _fields_ = (
+        ("cells", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("decay", "now")),
+        *((name, ctypes.c_void_p) for name in ("score", "since", "counts", "activations", "felt")),
+    )
+
+
+class HeatWarming:
+    """What was used since the last time, [layers, experts], warms up at one moment."""
+
+    def __init__(
+        self,
+        decaying: tuple[Floats, Floats, float],
+        counts: NDArray[np.int64],
+        activations: NDArray[np.int64],
+        felt: NDArray[np.int64],
+    ) -> None:
+        """`activations` counts tokens, of which the heat knows those that it has `felt`.
+
+        Raises MiractlError without the library.
+        """
+        score, since, decay = decaying
+        self._arrays = score, since, counts, activations, felt
+        pointers = (array.ctypes.data for array in self._arrays)
+        self._struct = _Warming(score.size, decay, 0.0, *pointers)
+        self.address, self._warm = ctypes.addressof(self._struct), short_calls().mira_warm
+
+    def warm(self, now: float) -> None:
+        """At a time of the heat's clock."""
+        self._struct.now = now
+        self._warm(self.address)

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from miractl.native.deciding import Rule, Stamp
-from miractl.native.heat import HeatRating
+from miractl.native.heat import HeatRating, HeatWarming
+from miractl.native.library import available
 from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
@@ -45,6 +46,9 @@ class EvictionPolicy(Protocol):
         0, and nothing done: `record` has to. `now` on the heat's clock.
         """
 
+    def learn(self) -> None:
+        """All layers of a step are rated, the last one by the library; `record` does it itself."""
+
     def tables(self) -> Mapping[str, Tables]:
         """What was learned and is worth keeping, by name."""
 
@@ -69,6 +73,9 @@ class _Table:
     def leave(self, step: Routed, now: float) -> int:
         """It cannot be left."""
         return 0
+
+    def learn(self) -> None:
+        """There is nothing to learn."""
 
     def tables(self) -> Mapping[str, Tables]:
         """Nothing is learned."""
@@ -214,12 +221,12 @@ class Brain:
         self.admission, self.worth = eviction.admission, eviction.worth
         self.shifts, self._warms, self.rule = eviction.shifts, eviction.warms, eviction.rule
         self._record, self._leave, self._clock = eviction.record, eviction.leave, heat.clock
-        self._last = len(self.worth) - 1
-        left = eviction.rule is not None and not eviction.shifts
-        # Layers that may be left to the library: at the last one all heat may be due.
-        self._left = [left and (eviction.warms or at < self._last) for at in range(self._last + 1)]
+        self.last, self.learn = len(self.worth) - 1, eviction.learn
+        self._is_left = eviction.rule is not None and not eviction.shifts  # to the library
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
+        told = heat.decaying, heat.counts, self.activations, self._felt
+        self._warming = HeatWarming(*told) if available() and not self._warms else None
         self.seconds = heat.clock()  # of its clock, when the last layer was recorded
         none = np.zeros_like(self.activations)
         self._recalled = Memory(np.zeros_like(self.worth), none)  # of earlier runs
@@ -236,7 +243,17 @@ class Brain:
         0, and nothing done, where `rate` has to: see `EvictionPolicy.leave`.
         """
         self.seconds, leave = now, self._leave
-        return leave(step, now) if self._left[step.layer] else 0
+        return leave(step, now) if self._is_left else 0
+
+    def end(self, step: Routed, now: float) -> int:
+        """The last layer is left to the library, too: what the heat warms up by, 0 if it is warm.
+
+        Then the policy has to `learn`.
+        """
+        if self._warming is None:
+            return 0
+        self.heat.open_at(now, len(step.ids))
+        return self._warming.address
 
     def rate(self, step: Routed, now: float | None = None) -> bool:
         """Warm up what was used and let the policy know, all at one moment, `now`.
@@ -244,7 +261,7 @@ class Brain:
         The tokens are counted. Whether the worth of other layers has changed too.
         """
         self.seconds = self._clock() if now is None else now
-        if not (self._warms or step.layer == self._last):
+        if not (self._warms or step.layer == self.last):
             return self._record(step)
         self.heat.hold(self.seconds)
         try:
@@ -279,5 +296,8 @@ class Brain:
         self.eviction.close()
 
     def _warm(self, tokens: int) -> None:
+        if self._warming is not None:
+            self._warming.warm(self.heat.open(tokens))
+            return
         self.heat.activate(slice(None), self.activations - self._felt, tokens)
         self._felt[:] = self.activations

@@ -90,7 +90,7 @@ class Learned:
         else:
             self._record_several(step)
         if layer == self._last:
-            self._teach()
+            self.learn()
         return refreshed
 
     def leave(self, step: Routed, now: float) -> int:
@@ -217,7 +217,8 @@ class Learned:
             absent = np.logaddexp(0, np.array(scores, np.float64)).sum(axis=0)  # -log(nobody)
             np.add(absent + np.log(-np.expm1(-absent)), nearer, out=row)
 
-    def _teach(self) -> None:
+    def learn(self) -> None:
+        """Begin to learn from the step's tokens and prompts."""
         learners = self._course.learners if self._rows else ()
         if not self._prompts:
             self._tutor.teach(learners)

@@ -181,7 +181,9 @@ class CompiledSlots(ResidencyTable):
         """As the protocol says."""
         deciding, ids, layer = self.deciding, step.ids, step.layer
         now, waited, transfer, spent, computed = known
-        rule, prompt = self.policy.leave(step, now), len(ids) > len(step.segments)
+        policy, prompt = self.policy, len(ids) > len(step.segments)
+        rule = policy.leave(step, now)
+        ends = layer == policy.last and rule > 0
         own_ids, own_scores = step.at or step.addresses
         told_ids, told_scores = router
         tell(  # in full, because lists of arguments take their time
@@ -192,6 +194,7 @@ class CompiledSlots(ResidencyTable):
             told_ids,
             told_scores,
             rule,
+            policy.end(step, now) if ends else 0,
             now,
             waited,
             transfer,
@@ -209,6 +212,8 @@ class CompiledSlots(ResidencyTable):
         status: int = decide(address)
         if status < 0:
             raise self._unknown(step)
+        if ends:
+            policy.learn()
         return self._look(status)
 
     def record(self, step: Routed, now: float | None = None) -> None:

@@ -128,6 +128,19 @@ typedef struct {
     double *worth;         /* the score below the threshold, else more, by the last use */
 } mira_heat;
 
+/* The heat of what was used since the last time, whatever the policy; arrays of `cells`. */
+typedef struct {
+    int64_t cells;
+    double decay, now;          /* as in mira_heat, as are the next three */
+    double *score, *since;
+    int64_t *counts;
+    const int64_t *activations; /* tokens, in all */
+    int64_t *felt;              /* those that the heat knows of */
+} mira_warming;
+
+/* Warm up, all at one moment. */
+MIRA_API void mira_warm(const mira_warming *warming);
+
 /* A layer's step activates ids[count], which may come several times: warm them up, and set the worth of
  * the layer, at the first layer of all. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_heat_record(mira_heat *heat, int32_t layer, const int64_t *ids, int32_t count);

@@ -58,6 +58,10 @@ int mira_decide(mira_deciding *d)
     r->ids = d->ids;
     if (d->rule) {
         mira_note(r);
+        if (d->warming) {
+            d->warming->now = d->now;
+            mira_warm(d->warming);
+        }
         rate(d);
     }
     r->called_count = d->ahead ? settle(d) : 0;

@@ -23,6 +23,7 @@ typedef struct {
     const int64_t *router_ids;       /* [count]: the same where they have to be copied from, or NULL */
     const float *router_scores;
     void *rule;                      /* rate by it, and count; NULL: that has been done */
+    mira_warming *warming;           /* the heat that is due once it is counted, or NULL */
     double now, waited;              /* `waited` for transfers in all */
     double transfer;                 /* of one expert; 0: not known */
     double spent;                    /* of the layer before: computing those that were there */

@@ -7,10 +7,28 @@
 #define DECAY_SECONDS 0.1
 #define HOT 2.0
 
+static double decayed(double score, double idle, double decay)
+{
+    double intervals = floor(idle / DECAY_SECONDS + 1e-9);
+    return intervals == 0 ? score : score * pow(decay, intervals);
+}
+
 static double score_at(const mira_heat *h, size_t at)
 {
-    double intervals = floor((h->now - h->since[at]) / DECAY_SECONDS + 1e-9);
-    return intervals == 0 ? h->score[at] : h->score[at] * pow(h->decay, intervals);
+    return decayed(h->score[at], h->now - h->since[at], h->decay);
+}
+
+void mira_warm(const mira_warming *w)
+{
+    for (int64_t i = 0; i < w->cells; i++) {
+        int64_t tokens = w->activations[i] - w->felt[i];
+        if (tokens <= 0)
+            continue;
+        w->score[i] = fmin(1, decayed(w->score[i], w->now - w->since[i], w->decay) + ACTIVATION);
+        w->since[i] = w->now;
+        w->counts[i] += tokens;
+        w->felt[i] = w->activations[i];
+    }
 }
 
 static void warm(mira_heat *h, size_t row, const int64_t *ids, int32_t count)
