@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from miractl.plan.chunks import LINK_CHUNK
+from miractl.plan.chunks import GPU_CHUNK
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.source import ExpertSource
@@ -91,9 +91,9 @@ class CudaMover:
                 if not self._ring.empty():
                     yield 0
             self._streams.follow_compute()
-            for start in range(0, size, LINK_CHUNK):
+            for start in range(0, size, GPU_CHUNK):
                 before = last
-                end = min(size, start + LINK_CHUNK)
+                end = min(size, start + GPU_CHUNK)
                 last = self._copy(slot, pinned[start:end], start)
                 if before is not None:
                     before.synchronize()

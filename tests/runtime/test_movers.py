@@ -76,7 +76,7 @@ def no_device_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a copy."""
     size: int = request.param
-    monkeypatch.setattr(movers, "LINK_CHUNK", size)
+    monkeypatch.setattr(movers, "GPU_CHUNK", size)
     return size
 
 
@@ -152,7 +152,7 @@ def test_times_of_the_queue_are_those_of_the_device() -> None:
 def test_a_copy_is_a_chunk_ahead_of_the_one_that_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(movers, "LINK_CHUNK", 64)
+    monkeypatch.setattr(movers, "GPU_CHUNK", 64)
     bench = Bench(3 * EXPERT)
     course = bench.mover.move(ExpertKey(0, 1), 0, bench.mover.chunks)
     assert next(course) == 0  # half of it is read
@@ -164,7 +164,7 @@ def test_a_copy_is_a_chunk_ahead_of_the_one_that_is_waited_for(
 
 
 def test_what_is_given_up_gives_its_buffer_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(movers, "LINK_CHUNK", 64)
+    monkeypatch.setattr(movers, "GPU_CHUNK", 64)
     bench = Bench(2 * EXPERT)
     for reached in (1, 2, 1, 2):
         course = bench.mover.move(ExpertKey(0, 3), 0, bench.mover.chunks)
@@ -189,7 +189,7 @@ def test_a_demand_always_finds_a_buffer() -> None:
 
 
 def test_a_demand_goes_first_on_the_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(movers, "LINK_CHUNK", 48)
+    monkeypatch.setattr(movers, "GPU_CHUNK", 48)
     bench = Bench(3 * EXPERT)
     queue = TransferQueue(bench.mover, lambda: bench.device.now, workers=1)
     course, demands = bench.experts.course, []
