@@ -135,6 +135,32 @@ def test_a_read_that_fails_gives_its_chunk_back(ring: int) -> None:
     assert bench.holds(0, 1)
 
 
+@pytest.mark.parametrize("ring", [2 * EXPERT, 100])
+def test_the_link_is_busy_while_it_copies_by_the_clock_of_the_device(
+    ring: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(movers, "GPU_CHUNK", 64)
+    bench = Bench(ring)
+    course = bench.experts.course
+
+    def slow(key: ExpertKey, slot: dict[str, torch.Tensor], chunks: int) -> Course:
+        bench.device.now += 7.0
+        return course(key, slot, chunks)
+
+    monkeypatch.setattr(bench.experts, "course", slow)
+    queue = TransferQueue(bench.mover, lambda: bench.device.now, workers=1)
+    try:
+        for slot in range(3):
+            bench.device.computing = (
+                bench.device.now + 11.0
+            )  # with the slot
+            queue.wait(queue.submit(ExpertKey(0, slot), slot))
+    finally:
+        queue.close()
+    assert bench.device.now > 3 * (11.0 + EXPERT / RATE) - 1e-6
+    assert queue.stats.busy_seconds == pytest.approx(3 * EXPERT / RATE)
+
+
 def test_times_of_the_queue_are_those_of_the_device() -> None:
     bench = Bench(2 * EXPERT)
     queue = TransferQueue(bench.mover, lambda: bench.device.now, workers=1)
