@@ -8,6 +8,7 @@ import numpy as np
 
 from miractl.native.checks import Floats, raise_for
 from miractl.native.kernels import Pool
+from miractl.native.layout import MatrixShape
 from miractl.native.library import library
 from miractl.native.matrix import Matrix, MatrixStruct, matrix_struct
 from miractl.native.memory import Span
@@ -89,27 +90,11 @@ class AttentionHalf:
 
         Raises ValueError where these do not fit each other.
         """
-        before, query, key, after = norms
         shapes = [matrix.shape for matrix in matrices]
-        hidden, wide = shapes[0].columns, shape.heads * shape.dim
-        rows = [wide * shape.group, wide, wide, hidden]
-        fits = (
-            [each.rows for each in shapes] == rows
-            and [each.columns for each in shapes] == [hidden] * 3 + rows[:1]
-            and len({each.format for each in shapes[:3]}) == 1
-            and before is not None
-            and after is not None
-            and before.columns == after.columns == hidden
-            and all(not n or r % n.columns == 0 for n, r in zip((query, key), rows, strict=False))
-            and all(b is None or b.shape == (r,) for b, r in zip(biases, rows, strict=True))
-            and shape.turned % 2 == 0
-            and shape.turned <= shape.dim
-            and 0 < shape.group <= MOST_GROUP
-        )
-        if not fits:
+        if not _fit(norms, shapes, biases, shape):
             raise ValueError(f"Got {shapes} and norms of other widths for {shape}")
         spans = [b if b is None else Span.of(np.ascontiguousarray(b, np.float32)) for b in biases]
-        self.hidden, self.shape = hidden, shape
+        self.hidden, self.shape = shapes[0].columns, shape
         self._owners = norms, matrices, spans
         self._struct = _Half(
             *(NormStruct() if norm is None else norm.struct for norm in norms),
@@ -144,3 +129,27 @@ class AttentionHalf:
         if status:
             raise_for(status)
         return True
+
+
+def _fit(
+    norms: Sequence[Norm | None],
+    matrices: Sequence[MatrixShape],
+    biases: Sequence[Floats | None],
+    shape: HeadShape,
+) -> bool:
+    before, query, key, after = norms
+    hidden, wide = matrices[0].columns, shape.heads * shape.dim
+    rows = [wide * shape.group, wide, wide, hidden]
+    return (
+        [each.rows for each in matrices] == rows
+        and [each.columns for each in matrices] == [hidden] * 3 + rows[:1]
+        and len({each.format for each in matrices[:3]}) == 1
+        and before is not None
+        and after is not None
+        and before.columns == after.columns == hidden
+        and all(not n or r % n.columns == 0 for n, r in zip((query, key), rows, strict=False))
+        and all(b is None or b.shape == (r,) for b, r in zip(biases, rows, strict=True))
+        and 0 <= shape.turned <= shape.dim
+        and shape.turned % 2 == 0
+        and 0 < shape.group <= MOST_GROUP
+    )

@@ -85,16 +85,17 @@ class LayerStep:
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **told: Any) -> torch.Tensor:
         """As the layer: states [B, T, H] after attention and what follows it."""
-        now = self.passes.now
+        now, cache = self.passes.now, told.get(CACHES[0])
+        if cache is None:
+            cache = told.get(CACHES[1])
         if (
             now.angles is not told.get("position_embeddings")
-            or now.cache is not told.get("cache")
+            or now.cache() is not cache
             or now.mask is not told.get("attention_mask")
             or now.states is not hidden_states
         ):
-            now = self.passes.look(hidden_states, told)
-        kept = None if args else self._kept(now, told)
-        found = None if kept is None else self._before(hidden_states, kept, now)
+            now = self.passes.look(hidden_states, cache, told)
+        found = None if args else self._before(hidden_states, now, cache, told)
         if found is None:
             answer: torch.Tensor = self.stock(hidden_states, *args, **told)
             return answer
@@ -107,33 +108,37 @@ class LayerStep:
         now.states = h
         return h
 
-    def _kept(self, now: Pass, told: dict[str, Any]) -> Kept | None:
-        """Where keys and values are and go; None: not where the library can take them from."""
-        if now.turned != self.half.shape.turned:
-            return None
-        if now.layers is None:
-            return paged.find_kept(now.cache, self.index, now.shape, told, self.half.shape)
-        layer = now.layers[self.index] if self.index < len(now.layers) else None
-        return layer.kept if type(layer) is GrowingLayer else None
-
     def _before(
-        self, x: torch.Tensor, kept: Kept, now: Pass
+        self, x: torch.Tensor, now: Pass, cache: Any, told: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """States after attention, [B, T, H], and what goes to the experts, [B * T, H].
 
-        None where what is kept is not of these sequences.
+        None where that is not for the library, as where what is kept is not of these sequences.
         """
+        kept = self._kept(now, cache, told)
+        if kept is None:
+            return None
         h, y = torch.empty(now.shape), torch.empty(now.tokens, now.shape[2])
         where = now.tokens, x.data_ptr(), now.where, h.data_ptr(), y.data_ptr(), self._pool
         if self._run(ctypes.addressof(kept), *where):
             return h, y
-        if now.layers is not None:
-            layer = now.layers[self.index]
+        if not now.is_paged:
+            layer = cache.layers[self.index]
             layer.make_room()
             kept = layer.kept
             if kept is not None and self._run(ctypes.addressof(kept), *where):
                 return h, y
         return None
+
+    def _kept(self, now: Pass, cache: Any, told: dict[str, Any]) -> Kept | None:
+        """Where keys and values are and go; None: not where the library can take them from."""
+        if now.turned != self.half.shape.turned:
+            return None
+        if now.is_paged:
+            return paged.find_kept(cache, self.index, now.shape, told, self.half.shape)
+        layers = cache.layers
+        layer = layers[self.index] if self.index < len(layers) else None
+        return layer.kept if type(layer) is GrowingLayer else None
 
 
 def _is_attention(module: torch.nn.Module) -> bool:

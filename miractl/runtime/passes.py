@@ -1,6 +1,7 @@
 """What the layers of a model are told in one pass: looked at once, and the same for all of them."""
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,14 @@ class Pass:
     """One new token of each sequence; with `turned` 0 something else, for the stock layers."""
 
     angles: Any = None  # what the layers were told, as they were told it
-    cache: Any = None
+    cache: Callable[[], Any] = lambda: None  # a reference: what is kept ends with its request
     mask: Any = None
     states: torch.Tensor | None = None  # that the last layer was given or gave
     shape: torch.Size = torch.Size()  # noqa: RUF009 - of the states, [B, T, H]
     tokens: int = 0  # B * T
     turned: int = 0  # numbers of each head
     where: tuple[int, int, int] = 0, 0, 0  # cosines and sines, and the stride of both
-    layers: Any = None  # of the cache; None: it has pages
+    is_paged: bool = False  # the cache has pages, not layers
 
 
 class Passes:
@@ -41,18 +42,16 @@ class Passes:
         for module in modules:
             self._hooks += [module._forward_hooks, module._forward_pre_hooks]
 
-    def look(self, x: torch.Tensor, told: dict[str, Any]) -> Pass:
-        """What a layer is told with its states [B, T, H]."""
-        cache = next((told[name] for name in CACHES if told.get(name) is not None), None)
-        angles = told.get("position_embeddings")
-        now = Pass(angles, told.get("cache"), told.get("attention_mask"), x, x.shape)
+    def look(self, x: torch.Tensor, cache: Any, told: dict[str, Any]) -> Pass:
+        """What a layer is told with its states [B, T, H] and its cache."""
+        angles, is_paged = told.get("position_embeddings"), not isinstance(cache, Cache)
+        now = Pass(angles, mask=told.get("attention_mask"), states=x, shape=x.shape)
+        if cache is not None:
+            now.cache, now.is_paged = weakref.ref(cache), is_paged
         now.tokens = x.shape[0] * x.shape[1] if x.dim() == 3 else 0
-        if now.tokens and _is_usual(x) and not self._is_heard():
-            if not isinstance(cache, Cache):
-                _turn(now)
-            elif x.shape[1] == 1 and _is_plain(told):
-                now.layers = cache.layers
-                _turn(now)
+        usual = now.tokens and cache is not None and _is_usual(x) and not self._is_heard()
+        if usual and (is_paged or (x.shape[1] == 1 and _is_plain(told))):
+            _turn(now)
         self.now = now
         return now
 

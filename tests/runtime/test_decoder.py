@@ -1,6 +1,8 @@
 """Layers of one new token by the library: the same answers, and only where it is asked for that."""
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,20 @@ def test_whatever_else_is_asked_for_is_the_stock_layers_affair(
         engine.model(IDS[:, at : at + 1], cache=past)
     assert counted == [2] * 2 * layers
     assert past.get_seq_length() == 13
+
+
+@torch.no_grad()
+def test_what_was_kept_ends_with_its_request(load: Any, counted: list[int]) -> None:
+    engine = load()
+    past = DynamicCache(config=engine.model.config)
+    counted.clear()
+    for ids in IDS[:, :3].split([2, 1], dim=1):
+        engine.model(ids, cache=past)
+    assert counted
+    alive = weakref.ref(past), weakref.ref(past.layers[0])
+    del past
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from tests.runtime.models import make_model, options
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("ids", [[[5, 3, 5, 0]], [[7], [7]], [[]]])
+@pytest.mark.parametrize("ids", [[[5, 3, 5, 0]], [[7], [7]], [[7]], [[]]])
 def test_rows_are_those_of_the_table(
     tmp_path: Path, stored: torch.dtype, ids: list[list[int]]
 ) -> None:
@@ -46,8 +46,8 @@ def test_scaled_embeddings_are_scaled(tmp_path: Path) -> None:
     scaled = Gemma3TextScaledWordEmbedding(model.config.vocab_size, wide, 90, embed_scale=3.0)
     scaled.weight = torch.nn.Parameter(stand_in(stored, torch.float32))
     own = StoredEmbedding(scaled, files._files.rows(stored))
-    ids = torch.tensor([[4, 90, 4]])
-    assert torch.equal(own(ids), 3 * model.get_input_embeddings()(ids))
+    for ids in (torch.tensor([[4, 90, 4]]), torch.tensor([[90]])):
+        assert torch.equal(own(ids), 3 * model.get_input_embeddings()(ids))
     files._files.close()
 
 
