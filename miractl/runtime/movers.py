@@ -3,10 +3,11 @@
 import queue
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
-from miractl.plan.chunks import LINK_CHUNK
+from miractl.plan.chunks import GPU_CHUNK
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.source import ExpertSource
@@ -17,10 +18,17 @@ LEAST_BUFFERS = 2  # so that one is filled while the other is copied
 FIRST = ExpertKey(0, 0)  # all of a shape are stored alike
 
 
+class Copied(NamedTuple):
+    """A copy in its stream."""
+
+    begin: Event
+    end: Event
+
+
 class DiskMover:
     """Slots in RAM: the slot is the only copy of the expert outside the file."""
 
-    source = "disk"
+    source, busy_seconds = "disk", None
 
     def __init__(self, experts: ExpertSource, arena: SlotArena) -> None:
         self._experts, self._arena = experts, arena
@@ -60,7 +68,8 @@ class CudaMover:
         self._ring: queue.SimpleQueue[tuple[torch.Tensor, Event | None]] = queue.SimpleQueue()
         for _ in range(max(LEAST_BUFFERS, ring_bytes // self._size)):
             self._ring.put((streams.pinned(self._size), None))
-        self._own = threading.local()
+        self._own, self._one_at_a_time = threading.local(), threading.Lock()
+        self.busy_seconds = 0.0  # of the copies that are over, on the device's clock
         self.chunks = 1
         if self._is_whole:
             pinned, event = self._ring.get()
@@ -84,24 +93,27 @@ class CudaMover:
 
     def _move_whole(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         pinned = self._take()
-        last: Event | None = None
+        last: Copied | None = None
         try:
             views, size = self._views(pinned, slot)
             for _ in self._experts.course(key, views, chunks):
                 if not self._ring.empty():
                     yield 0
             self._streams.follow_compute()
-            for start in range(0, size, LINK_CHUNK):
+            for start in range(0, size, GPU_CHUNK):
                 before = last
-                end = min(size, start + LINK_CHUNK)
+                end = min(size, start + GPU_CHUNK)
                 last = self._copy(slot, pinned[start:end], start)
                 if before is not None:
-                    before.synchronize()
+                    self._await(before)
                     if end < size and not self._ring.empty():
                         yield end
         finally:
-            self._ring.put((pinned, last))
-        return self._landed(slot, size, last)
+            self._ring.put((pinned, last.end if last else None))
+        assert last is not None
+        self._events[slot] = last.end
+        self._await(last)
+        return size
 
     def _move_by_parts(self, key: ExpertKey, slot: int) -> Course:
         if not hasattr(self._own, "expert"):
@@ -110,22 +122,26 @@ class CudaMover:
         views, size = self._views(expert, slot)
         self._experts.read(key, views)
         self._streams.follow_compute()
-        for start in range(0, size, self._size):
-            pinned = self._take()
-            part = expert[start : min(size, start + self._size)]
-            pinned[: len(part)] = part
-            event = self._copy(slot, pinned[: len(part)], start)
-            self._ring.put((pinned, event))
-            if start + self._size < size:
-                yield start + len(part)
-        return self._landed(slot, size, event)
-
-    def _landed(self, slot: int, size: int, last: Event | None) -> int:
-        """Wait for the last copy into a slot; the bytes of all."""
-        assert last is not None
-        self._events[slot] = last
-        last.synchronize()
+        copies: list[Copied] = []
+        try:
+            for start in range(0, size, self._size):
+                pinned = self._take()
+                part = expert[start : min(size, start + self._size)]
+                pinned[: len(part)] = part
+                copies.append(self._copy(slot, pinned[: len(part)], start))
+                self._events[slot] = copies[-1].end
+                self._ring.put((pinned, copies[-1].end))
+                if start + self._size < size:
+                    yield start + len(part)
+        finally:
+            for copied in copies:
+                self._await(copied)
         return size
+
+    def _await(self, copied: Copied) -> None:
+        copied.end.synchronize()
+        with self._one_at_a_time:
+            self.busy_seconds += copied.end.seconds_since(copied.begin)
 
     def _take(self) -> torch.Tensor:
         """A buffer whose last copy is over."""
@@ -134,14 +150,17 @@ class CudaMover:
             event.synchronize()
         return pinned
 
-    def _copy(self, slot: int, part: torch.Tensor, start: int) -> Event:
+    def _copy(self, slot: int, part: torch.Tensor, start: int) -> Copied:
         """Copy bytes of an expert, from `start` on, to where they belong in a slot."""
         end = start + len(part)
-        for at, target in _flat(self._arena[slot]):
-            low, high = max(start, at), min(end, at + len(target))
-            if low < high:
-                self._streams.copy(target[low - at : high - at], part[low - start : high - start])
-        return self._streams.record()
+        with self._one_at_a_time:  # or another thread's copy may come between, and be timed twice
+            begin = self._streams.record()
+            for at, target in _flat(self._arena[slot]):
+                low, high = max(start, at), min(end, at + len(target))
+                if low < high:
+                    own = part[low - start : high - start]
+                    self._streams.copy(target[low - at : high - at], own)
+            return Copied(begin, self._streams.record())
 
     def _views(self, expert: torch.Tensor, slot: int) -> tuple[dict[str, torch.Tensor], int]:
         """The parameters of an expert for a slot in its bytes, and how many these are."""

@@ -14,6 +14,10 @@ class Mover(Protocol):
     source: str  # "disk" or "host": where the bytes come from
     chunks: int  # of a transfer, at most that it is divided into
 
+    @property
+    def busy_seconds(self) -> float | None:
+        """Of the link, by its own clock; None: it has none."""
+
     def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         """Carry it out, in no more chunks than that. Raises MiractlError."""
 
@@ -25,6 +29,7 @@ class Mover(Protocol):
 class TransferStats:
     """Totals since the start. `busy_seconds` counts time with at least one transfer under way.
 
+    Of a link with a clock of its own it counts the time of copies, without what was read for them.
     `waited_seconds` is time that somebody waited for transfers.
     """
 

@@ -264,7 +264,9 @@ class TransferQueue:
         self._count(ticket, moved)
         ticket.end(now, state)
         self._running -= 1
-        if self._running == 0:
+        if (busy := self.mover.busy_seconds) is not None:
+            self.stats.busy_seconds = busy
+        elif self._running == 0:
             self.stats.busy_seconds += now - self._busy_since
         if state is State.PAUSED:
             return

@@ -259,6 +259,10 @@ class _NeighbourMover:
         self._inner, self._experts = inner, experts
         self.source, self.chunks = inner.source, inner.chunks
 
+    @property
+    def busy_seconds(self) -> float | None:
+        return self._inner.busy_seconds
+
     def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         other = ExpertKey(key.layer, (key.expert + 1) % self._experts)
         return self._inner.move(other, slot, chunks)

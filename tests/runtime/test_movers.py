@@ -76,7 +76,7 @@ def no_device_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a copy."""
     size: int = request.param
-    monkeypatch.setattr(movers, "LINK_CHUNK", size)
+    monkeypatch.setattr(movers, "GPU_CHUNK", size)
     return size
 
 
@@ -135,6 +135,32 @@ def test_a_read_that_fails_gives_its_chunk_back(ring: int) -> None:
     assert bench.holds(0, 1)
 
 
+@pytest.mark.parametrize("ring", [2 * EXPERT, 100])
+def test_the_link_is_busy_while_it_copies_by_the_clock_of_the_device(
+    ring: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(movers, "GPU_CHUNK", 64)
+    bench = Bench(ring)
+    course = bench.experts.course
+
+    def slow(key: ExpertKey, slot: dict[str, torch.Tensor], chunks: int) -> Course:
+        bench.device.now += 7.0
+        return course(key, slot, chunks)
+
+    monkeypatch.setattr(bench.experts, "course", slow)
+    queue = TransferQueue(bench.mover, lambda: bench.device.now, workers=1)
+    try:
+        for slot in range(3):
+            bench.device.computing = (
+                bench.device.now + 11.0
+            )  # with the slot
+            queue.wait(queue.submit(ExpertKey(0, slot), slot))
+    finally:
+        queue.close()
+    assert bench.device.now > 3 * (11.0 + EXPERT / RATE) - 1e-6
+    assert queue.stats.busy_seconds == pytest.approx(3 * EXPERT / RATE)
+
+
 def test_times_of_the_queue_are_those_of_the_device() -> None:
     bench = Bench(2 * EXPERT)
     queue = TransferQueue(bench.mover, lambda: bench.device.now, workers=1)
@@ -152,7 +178,7 @@ def test_times_of_the_queue_are_those_of_the_device() -> None:
 def test_a_copy_is_a_chunk_ahead_of_the_one_that_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(movers, "LINK_CHUNK", 64)
+    monkeypatch.setattr(movers, "GPU_CHUNK", 64)
     bench = Bench(3 * EXPERT)
     course = bench.mover.move(ExpertKey(0, 1), 0, bench.mover.chunks)
     assert next(course) == 0  # half of it is read
@@ -164,7 +190,7 @@ def test_a_copy_is_a_chunk_ahead_of_the_one_that_is_waited_for(
 
 
 def test_what_is_given_up_gives_its_buffer_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(movers, "LINK_CHUNK", 64)
+    monkeypatch.setattr(movers, "GPU_CHUNK", 64)
     bench = Bench(2 * EXPERT)
     for reached in (1, 2, 1, 2):
         course = bench.mover.move(ExpertKey(0, 3), 0, bench.mover.chunks)
@@ -189,7 +215,7 @@ def test_a_demand_always_finds_a_buffer() -> None:
 
 
 def test_a_demand_goes_first_on_the_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(movers, "LINK_CHUNK", 48)
+    monkeypatch.setattr(movers, "GPU_CHUNK", 48)
     bench = Bench(3 * EXPERT)
     queue = TransferQueue(bench.mover, lambda: bench.device.now, workers=1)
     course, demands = bench.experts.course, []

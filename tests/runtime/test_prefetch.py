@@ -25,7 +25,7 @@ TRANSFER, COMPUTE = 0.25, 1.0
 class World:
     """A clock that the test moves, and a mover that takes its time on it; `closed` holds it up."""
 
-    source = "disk"
+    source, busy_seconds = "disk", None
 
     def __init__(self) -> None:
         self.now, self.chunks = 0.0, 1

@@ -18,7 +18,7 @@ SIZE = 100
 class GatedMover:
     """Moves a chunk when the test opens the gate; the clock advances by one second a chunk."""
 
-    source = "disk"
+    source, busy_seconds = "disk", None
 
     def __init__(self, chunks: int = 1) -> None:
         self.gate, self.started = threading.Semaphore(0), threading.Semaphore(0)
