@@ -178,7 +178,7 @@ def measure(
                 if number:
                     rounds[name].append(lap)
         record = made["off"][0].plan.expert_bytes
-        layers = tokens * len(made["off"][0].cache.expert_bytes)
+        layers = tokens * len(made["off"][0].outline.layers)
     computing = [(lap["seconds"] - lap["waited_seconds"]) / layers for lap in rounds["off"]]
     return {
         "model": folder.name,
