@@ -90,12 +90,16 @@ def main() -> int:
     options = parser.parse_args()
     forget(options.model)
     apart: list[str] = []
-    with blkio_group() as group, serving(options, group) as (url, pid):
+    with (
+        blkio_group() as group,
+        serving(options, group) as (url, pid),
+        httpx.Client(base_url=url, timeout=600) as asking,  # to make one takes time, too
+    ):
         body = {"prompt": "to be or not to be " * 8, "max_tokens": TOKENS, "temperature": 0}
-        httpx.post(f"{url}/v1/completions", json=body, timeout=600).raise_for_status()  # rows, code
+        asking.post("/v1/completions", json=body).raise_for_status()  # rows, code, a connection
         before = by_process(pid), by_group(group) if group else 0
         last, began = Client(url).timeline(1).steps[-1].step, time.perf_counter()
-        httpx.post(f"{url}/v1/completions", json=body, timeout=600).raise_for_status()
+        asking.post("/v1/completions", json=body).raise_for_status()
         wall = time.perf_counter() - began
         steps = Client(url).timeline(4096).steps
         account = Account.of([step for step in steps if step.step > last])

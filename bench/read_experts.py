@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--record", type=int, default=2_682_880)
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--parts", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument("--parts", type=int, nargs="*", default=[3, 8])
     parser.add_argument("--out", type=Path, help="JSON for docs/benchmarks.md")
     options = parser.parse_args()
     if options.record % PAGE:

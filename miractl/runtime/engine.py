@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from miractl.checkpoint.inspection import inspect_folder
-from miractl.errors import MiractlError, UsageError
+from miractl.errors import MiractlError
 from miractl.native.kernels import Pool
 from miractl.native.layout import MatrixShape
 from miractl.native.library import why_not
@@ -22,21 +22,18 @@ from miractl.policy.prediction import Predictor
 from miractl.policy.registry import ways_for
 from miractl.policy.slots import make_table
 from miractl.runtime import facts, kv, small, timing
-from miractl.runtime.arena import SlotArena
 from miractl.runtime.brain import brain_for, default_policy, predictor_for, remember
 from miractl.runtime.budget import slots_for, this_machine
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
 from miractl.runtime.dense import DenseBlocks, DenseLinear, dense_shapes
 from miractl.runtime.device import pick_device, pick_dtype, pick_threads
-from miractl.runtime.emulated import EmulatedLink, rest
+from miractl.runtime.emulated import rest
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
-from miractl.runtime.host_compute import HostCompute
-from miractl.runtime.host_tier import HostTier, refuse_too_large
+from miractl.runtime.host_tier import refuse_too_large
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.losses import Losses
-from miractl.runtime.movers import CudaMover, DiskMover
 from miractl.runtime.outline import Outline, read_outline
 from miractl.runtime.pages import use_huge_pages
 from miractl.runtime.prefetch import Prefetcher
@@ -45,10 +42,8 @@ from miractl.runtime.runner import LayerRuns
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.stopwatch import Stopwatch, kernel_reads, watch
-from miractl.runtime.streams import CudaStreams
+from miractl.runtime.supply import host_for, refuse_link, supply_for
 from miractl.runtime.tokenizer import load_tokenizer
-from miractl.runtime.transfer import Transfers
-from miractl.runtime.transfer_queue import TransferQueue
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 from miractl.telemetry.timeline import Timeline
@@ -57,7 +52,6 @@ from miractl.units import format_seconds
 log = logging.getLogger(__name__)
 
 STALLED = 10.0  # seconds without an end of any read, from which on the disk is said to hang
-MB = 10**6  # the unit of dma_buffer_size_mb
 
 
 @dataclass(frozen=True)
@@ -109,8 +103,9 @@ class Engine:
         int8 = any(isinstance(module, DenseLinear) for module in model.modules())
         self.dense_format = "int8" if int8 else str(model.dtype).removeprefix("torch.")
         layers, values = len(outline.layers), options.parameters
-        self.arena: SlotArena | HostTier
-        self.arena, transfers = self._transfers(sleep)
+        self.arena, transfers = supply_for(
+            *(options, outline, source, plan, layout, model.device, clock, sleep)
+        )
         self.recording = None if recorder is None else Recording(recorder, layers, clock)
         deciding = clock
         if self.recording is not None:
@@ -156,22 +151,6 @@ class Engine:
             SlotPool(self.plan.layers(at), pool.slots, ways_for(self.policy, pool.ways, asked))
             for at, pool in enumerate(self.plan.pools)
         ]
-
-    def _transfers(self, sleep: Callable[[float], None]) -> tuple[SlotArena | HostTier, Transfers]:
-        """The memory that experts are computed from, and what brings them there."""
-        plan, outline, layout, device = self.plan, self.outline, self.layout, self.model.device
-        if (rate := self.options.emulate_link) is not None:
-            tier = HostTier(self.source, len(outline.layers), outline.experts, plan.expert_bytes)
-            return tier, EmulatedLink(rate, plan.expert_bytes, self._clock, sleep)
-        pools = [(p.slots, shapes) for p, shapes in zip(plan.pools, layout.kinds, strict=True)]
-        arena = SlotArena(pools, layout.dtype, device)
-        ring = self.options.parameters["dma_buffer_size_mb"] * MB
-        mover = (
-            CudaMover(self.source, arena, ring, CudaStreams(device))
-            if device.type == "cuda"
-            else DiskMover(self.source, arena)
-        )
-        return arena, TransferQueue(mover, self._clock)
 
     def _predictor(self) -> Predictor | None:
         """What bets go by; None where there are none."""
@@ -288,33 +267,3 @@ def refuse_dense(device: str) -> None:
     reason = why_not() if device == "cpu" else f"the model runs on {device}"
     if reason is not None:
         raise MiractlError(f"--dense int8 is for the CPU kernels: {reason}", hint="--dense as-is")
-
-
-def refuse_link(options: EngineOptions, layout: SlotLayout, device: torch.device) -> None:
-    """Raise UsageError where a link cannot be emulated, or there is no device to compute beside."""
-    if options.emulate_link is None:
-        if options.host_compute is not None:
-            raise UsageError(
-                "--host-compute: there is no device that computes beside the host",
-                hint="--emulate-link 15.8GB/s",
-            )
-    elif device.type != "cpu":
-        raise UsageError(f"--emulate-link is for the CPU, and the model runs on {device}")
-    elif layout.records is None:
-        why = "" if layout.note is None else f" ({layout.note})"
-        raise UsageError(
-            f"--emulate-link needs experts that are computed as stored, int8 or int4{why}",
-            hint="miractl pack MODEL --experts int4 -o DIR",
-        )
-    elif options.expert_memory is None:
-        raise UsageError(
-            "--emulate-link needs --expert-memory: the emulated device has no memory of its own",
-            hint="--expert-memory 25%",
-        )
-
-
-def host_for(options: EngineOptions, transfers: Transfers) -> HostCompute | None:
-    """What decides where misses are computed; None where they are always brought."""
-    if options.emulate_link is None or options.host_compute == "off":
-        return None
-    return HostCompute(transfers, is_always=options.host_compute == "on")

@@ -1,5 +1,7 @@
 """An imagined link keeps the order and the time of a real one."""
 
+import random
+
 import pytest
 
 from miractl.native.residency import State
@@ -186,3 +188,40 @@ def test_closing_waits_for_nothing(quarters, time):
     assert time.now == 1.0
     quarters.wait(demand)
     assert bet.state is not State.DONE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_asked_the_books_agree(seed, monkeypatch):
+    monkeypatch.setattr(emulated, "LINK_CHUNK", 50)
+    time, chance = Time(), random.Random(seed)
+    link = EmulatedLink(rate=100.0, expert_bytes=200, clock=time, sleep=time.sleep)
+    progress, tickets, asked = Progress(60), [], {}
+    for slot in range(60):
+        time.now += chance.choice((0.0, 0.1, 0.5, 0.7, 3.0))
+        is_demand = chance.random() < 0.3
+        ticket = link.submit(key(slot), slot, -1.0 if is_demand else chance.random(), progress)
+        tickets.append(ticket)
+        other = chance.choice(tickets)
+        act = chance.choice((link.cancel, link.abandon, link.overtake, link.wait, None))
+        if is_demand:
+            asked[ticket] = time.now, link.pending[0] - 1  # demands before it
+        elif act is link.wait and other.state is not State.CANCELLED:
+            link.overtake(other)
+            link.wait(other)
+        elif act in (link.cancel, link.abandon) and not other.is_demand:
+            act(other)
+        elif act is link.overtake and other.state is not State.CANCELLED:
+            link.overtake(other)
+    while link.pending != (0, 0):
+        time.now += 0.3
+    assert link.stats.bytes == sum(ticket.moved for ticket in tickets)
+    assert link.stats.busy_seconds == pytest.approx(link.stats.bytes / link.rate)
+    for ticket in tickets:
+        assert ticket.state in (State.DONE, State.CANCELLED)
+        assert (ticket.moved == 200) == (ticket.state is State.DONE)
+        assert progress.state[ticket.slot] == ticket.state
+        assert progress.moved[ticket.slot] == ticket.moved
+        if ticket.moved:
+            assert ticket.passed == pytest.approx(ticket.moved / link.rate)
+    for ticket, (when, before) in asked.items():  # the rest of a chunk, and demands
+        assert ticket.began_at <= when + 0.5 + 2.0 * before + 1e-6

@@ -151,9 +151,7 @@ def test_the_link_is_busy_while_it_copies_by_the_clock_of_the_device(
     queue = TransferQueue(bench.mover, lambda: bench.device.now, workers=1)
     try:
         for slot in range(3):
-            bench.device.computing = (
-                bench.device.now + 11.0
-            )  # with the slot
+            bench.device.computing = bench.device.now + 11.0  # with the slot
             queue.wait(queue.submit(ExpertKey(0, slot), slot))
     finally:
         queue.close()

@@ -1,6 +1,9 @@
 """The transfer queue: order, what ends and pauses it, and what it counts, by a mover that waits."""
 
+import contextlib
+import random
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -374,3 +377,58 @@ def test_bets_of_several_chunks_begin_when_no_demand_is_left() -> None:
         mover.gate.release()
     assert ended(bet) is State.DONE
     queue.close()
+
+
+class EagerMover:
+    """Moves in four chunks; every tenth expert fails after the second."""
+
+    source, chunks, busy_seconds = "disk", 4, None
+
+    def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
+        for done in range(1, chunks):
+            time.sleep(0)  # another thread goes on
+            if key.expert % 10 == 9 and done == 2:
+                raise MiractlError("the disk is gone")
+            yield SIZE * done // chunks
+        return SIZE
+
+    def arrive(self, slot: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_asked_every_transfer_ends_and_the_books_agree(seed: int) -> None:
+    chance, progress = random.Random(seed), Progress(200)
+    queue = TransferQueue(EagerMover(), time.monotonic, workers=2)
+    bets: list[Ticket] = []
+    others: list[Ticket] = []
+    for slot in range(200):
+        if chance.random() < 0.3:
+            others.append(submit(queue, slot))
+        else:
+            bets.append(submit(queue, slot, rank=chance.random(), progress=progress))
+        if bets and chance.random() < 0.6:
+            ticket = chance.choice(bets)
+            if ticket.is_demand:
+                continue
+            match chance.randrange(4):
+                case 0:
+                    queue.cancel(ticket)
+                case 1:
+                    queue.abandon(ticket)
+                case 2:
+                    others.append(queue.overtake(ticket))
+                case _:
+                    others.append(queue.overtake(ticket))
+                    with contextlib.suppress(MiractlError):
+                        queue.wait(others[-1])
+    while queue.pending != (0, 0):
+        threading.Event().wait(0.001)
+    queue.close()
+    assert all(ticket.state is State.DONE for ticket in others if not ticket.error)
+    tickets = {*bets, *others}
+    assert {ticket.state for ticket in tickets} <= {State.DONE, State.FAILED, State.CANCELLED}
+    assert queue.stats.bytes == sum(ticket.moved for ticket in tickets)
+    for ticket in bets:
+        assert progress.state[ticket.slot] == ticket.state
+        assert progress.moved[ticket.slot] == ticket.moved
