@@ -90,7 +90,7 @@ class Foresight:
             for part in owned(step):
                 self._follow(self._streams.of(part), step, part)
         elif alone.next_layer == layer:
-            alone.follow(layer, step.addresses[0])
+            alone.follow(layer, (step.at or step.addresses)[0])
         if layer == self._layers - 1:
             self._teach(step)
 

@@ -68,7 +68,7 @@ class MarkovTable:
             for part in owned(step):
                 self._follow(before, step, part)
         elif alone.next_layer == layer:
-            alone.follow(layer, step.addresses[0])
+            alone.follow(layer, (step.at or step.addresses)[0])
         if layer == self._layers - 1:
             self._teach(step)
 
