@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 12  # MIRA_ABI of miractl_native.h
+ABI = 13  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -35,13 +35,15 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_pool_free": (None, (_ADDRESS,)),
     "mira_multiply": (_INT, (_ADDRESS,) * 3 + (_INT, _ADDRESS, _INT, _ADDRESS)),
     "mira_combine": (None, (_ADDRESS,) * 3 + (_INT,) * 3 + (_ADDRESS,)),
+    "mira_add": (None, (_ADDRESS, _ADDRESS, ctypes.c_int64)),
     "mira_rotate": (None, (_ADDRESS,) * 5),
-    "mira_rms_norm": (
-        None,
-        (_ADDRESS, _ADDRESS, _INT, _INT, _INT, _ADDRESS, ctypes.c_float, _ADDRESS),
-    ),
+    "mira_rms_norm": (None, (_ADDRESS,) * 3 + (_INT, _ADDRESS)),
     "mira_attend": (None, (_ADDRESS,) * 6),
-    "mira_route": (_INT, (_ADDRESS,) * 4 + (_INT,) + (_ADDRESS,) * 4),
+    "mira_attention_half": (
+        _INT,
+        (_ADDRESS,) * 3 + (_INT,) + (_ADDRESS,) * 3 + (ctypes.c_int64,) + (_ADDRESS,) * 2,
+    ),
+    "mira_route": (_INT, (_ADDRESS,) * 4 + (_INT,) + (_ADDRESS,) * 3),
     "mira_learn": (None, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS)),
     "mira_tutor_new": (_ADDRESS, ()),
     "mira_tutor_free": (None, (_ADDRESS,)),

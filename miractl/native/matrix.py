@@ -22,12 +22,15 @@ from miractl.native.library import library
 from miractl.native.memory import Span, aligned_empty
 
 
-class _Matrix(ctypes.Structure):
+class MatrixStruct(ctypes.Structure):
+    """mira_matrix."""
+
     _fields_ = [(name, ctypes.c_int32) for name in ("format", "group", "rows", "columns")]
 
 
-def _matrix(shape: MatrixShape) -> _Matrix:
-    return _Matrix(shape.format.code, shape.format.group, shape.rows, shape.columns)
+def matrix_struct(shape: MatrixShape) -> MatrixStruct:
+    """A shape as the library takes it."""
+    return MatrixStruct(shape.format.code, shape.format.group, shape.rows, shape.columns)
 
 
 def quantize(weights: Floats, shape: MatrixShape) -> Bytes:
@@ -44,14 +47,16 @@ def quantize_into(weights: Floats, shape: MatrixShape, block: Span) -> None:
     """
     source = floats_span("weights", weights, (shape.rows, shape.columns))
     block.check("block", shape.nbytes, BLOCK_ALIGNMENT)
-    raise_for(library().mira_quantize(ctypes.byref(_matrix(shape)), source.address, block.address))
+    matrix = ctypes.byref(matrix_struct(shape))
+    raise_for(library().mira_quantize(matrix, source.address, block.address))
 
 
 def dequantize(block: Bytes | Span, shape: MatrixShape) -> Floats:
     """The weights[rows, columns] that a block stands for."""
     source = block_span(block, shape.nbytes)
     weights = np.empty((shape.rows, shape.columns), np.float32)
-    library().mira_dequantize(ctypes.byref(_matrix(shape)), source.address, weights.ctypes.data)
+    matrix = ctypes.byref(matrix_struct(shape))
+    library().mira_dequantize(matrix, source.address, weights.ctypes.data)
     return weights
 
 
@@ -98,7 +103,7 @@ class Stack:
         self.columns, self.rows = shapes[0].columns, [shape.rows for shape in shapes]
         self.width = sum(self.rows)
         self._spans = tuple(matrix.span for matrix in matrices)  # whose memory this is
-        self._structs = (_Matrix * len(shapes))(*map(_matrix, shapes))
+        self._structs = (MatrixStruct * len(shapes))(*map(matrix_struct, shapes))
         self._blocks = (ctypes.c_void_p * len(shapes))(*(span.address for span in self._spans))
         self._call = library().mira_multiply
         self._where = ctypes.addressof(self._structs), ctypes.addressof(self._blocks), len(shapes)

@@ -1,5 +1,7 @@
 """Root mean square norms by the library."""
 
+import ctypes
+
 import numpy as np
 
 from miractl.native.checks import Floats
@@ -8,6 +10,16 @@ from miractl.native.library import library
 from miractl.native.memory import Span
 
 LANES = (8, 16, 4)  # torch's vectors for AVX2, AVX-512 and NEON
+
+
+class NormStruct(ctypes.Structure):
+    """mira_norm."""
+
+    _fields_ = [
+        ("scale", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("columns", "lanes")),
+        ("eps", ctypes.c_float),
+    ]
 
 
 class Norm:
@@ -20,8 +32,10 @@ class Norm:
         """
         if scale.dtype != np.float32 or scale.ndim != 1:
             raise ValueError(f"Got scale of {scale.dtype} {scale.shape} but expected float32 [n]")
-        self.columns, self._lanes, self._eps = scale.size, lanes, eps
+        self.columns = scale.size
         self._scale = Span.of(np.ascontiguousarray(scale))
+        self.struct = NormStruct(self._scale.address, self.columns, lanes, eps)
+        self._address = ctypes.addressof(self.struct)
         self._call = library().mira_rms_norm
 
     def norm_at(self, x: int, rows: int, y: int, pool: Pool | None = None) -> None:
@@ -29,5 +43,4 @@ class Norm:
 
         The caller answers for the memory.
         """
-        shape = rows, self.columns, self._lanes
-        self._call(pool and pool.address, x, *shape, self._scale.address, self._eps, y)
+        self._call(pool and pool.address, self._address, x, rows, y)

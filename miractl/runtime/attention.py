@@ -6,7 +6,6 @@ Everything else is the affair of the function that was there. The library adds u
 than torch, so this is for models whose numbers are rounded to codes anyway.
 """
 
-import ctypes
 import functools
 import weakref
 from typing import Any
@@ -14,25 +13,14 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from miractl.native.attention import MOST_GROUP, Queries, attend_at
 from miractl.native.kernels import Pool
-from miractl.native.library import library
 
 NAME = "sdpa"
-MOST_GROUP = 64  # queries of a head of keys
 
 Answer = tuple[torch.Tensor, torch.Tensor | None]
 
 _pools: "weakref.WeakKeyDictionary[torch.nn.Module, Pool | None]" = weakref.WeakKeyDictionary()
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "group", "tokens", "dim")),
-        *((name, ctypes.c_int64) for name in ("query_batch", "query_head")),
-        *((name, ctypes.c_int64) for name in ("key_batch", "key_head", "key_token")),
-        *((name, ctypes.c_int64) for name in ("value_batch", "value_head", "value_token")),
-        ("scale", ctypes.c_float),
-    ]
 
 
 def install(model: torch.nn.Module, pool: Pool | None) -> None:
@@ -52,12 +40,11 @@ def attend(
     """
     batch, heads, tokens, dim = k.shape
     y = torch.empty(batch, 1, q.shape[1], dim)
-    shape = _Shape(
+    queries = Queries(
         *(batch, heads, q.shape[1] // heads, tokens, dim),
-        *(*q.stride()[:2], *k.stride()[:3], *v.stride()[:3], scale),
+        *(*q.stride()[:2], *k.stride()[:3], *v.stride()[:3], None, None, scale),
     )
-    where = (x.data_ptr() for x in (q, k, v, y))
-    library().mira_attend(pool and pool.address, ctypes.addressof(shape), *where)
+    attend_at(queries, q.data_ptr(), k.data_ptr(), v.data_ptr(), y.data_ptr(), pool)
     return y
 
 

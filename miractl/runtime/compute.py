@@ -120,8 +120,8 @@ class TorchCompute:
 class Records(Protocol):
     """Where records are that the kernels compute from."""
 
-    def address(self, layer: int, expert: int, slot: int) -> int:
-        """Of an expert that is in this slot."""
+    def addresses(self, layer: int, group: Group) -> list[int]:
+        """Of experts that are in these slots."""
 
 
 class SlotRecords:
@@ -133,9 +133,10 @@ class SlotRecords:
         self._arena = arena  # which the addresses point into
         self._first, self._step = records.data_ptr(), records.stride(0)
 
-    def address(self, layer: int, expert: int, slot: int) -> int:
+    def addresses(self, layer: int, group: Group) -> list[int]:
         """As the protocol says."""
-        return self._first + slot * self._step
+        first, step = self._first, self._step
+        return [first + slot * step for _, slot in group]
 
 
 class KernelCompute:
@@ -170,15 +171,15 @@ class KernelCompute:
         given, weights = _floats(x), _floats(scores)
         parts, y = torch.empty(tokens * k, x.shape[1]), torch.empty(tokens, x.shape[1])
         asked = given.data_ptr(), tokens, self._chosen(ids), k
+        into, at, blocks = parts.data_ptr(), y.data_ptr(), self._blocks
         for group in groups:
             experts -= len(group)
-            self._blocks.fill(0)
-            for expert, slot in group:
-                self._blocks[expert] = self._records.address(layer, expert, slot)
-            last = (weights.data_ptr(), y.data_ptr()) if experts == 0 else (None, None)
-            self._layer.run_at(
-                *(*asked, last[0], parts.data_ptr(), last[1], self._pool, self._table)
-            )
+            blocks.fill(0)
+            found = self._records.addresses(layer, group)
+            for (expert, _), address in zip(group, found, strict=True):
+                blocks[expert] = address
+            last = (weights.data_ptr(), at) if experts == 0 else (None, None)
+            self._layer.run_at(*asked, last[0], into, last[1], self._pool, self._table)
         return y if x.dtype is y.dtype else y.to(x.dtype)
 
     def _chosen(self, ids: npt.NDArray[np.int64]) -> int:

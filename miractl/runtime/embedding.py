@@ -25,6 +25,7 @@ class StoredEmbedding(torch.nn.Module):
         self._look_up = partial(torch.func.functional_call, module)
         self._rows = rows
         self._numbers: torch.Tensor = module.weight.detach()
+        self._dtype, self._is_plain = self._numbers.dtype, _is_plain(module)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -33,13 +34,27 @@ class StoredEmbedding(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Of ids [...]: [..., H]. Raises IndexError for an id beyond the table, MiractlError."""
-        unique, places = torch.unique(ids, return_inverse=True)
-        numbers = unique.tolist()
-        if numbers and not 0 <= numbers[0] <= numbers[-1] < len(self._rows):
-            raise IndexError(f"tokens {numbers[0]} to {numbers[-1]} of {len(self._rows)}")
-        weight = self._rows[numbers].to(self.weight.dtype)
-        found: torch.Tensor = self._look_up({"weight": weight}, (places,))
+        numbers = ids.reshape(-1).tolist()
+        unique = numbers if len(numbers) == 1 else sorted(set(numbers))
+        if unique and not 0 <= unique[0] <= unique[-1] < len(self._rows):
+            raise IndexError(f"tokens {unique[0]} to {unique[-1]} of {len(self._rows)}")
+        weight = self._rows[unique].to(self._dtype)
+        if self._is_plain and len(numbers) == 1:
+            return weight.view(*ids.shape, -1)
+        place = dict(zip(unique, range(len(unique)), strict=True))
+        places = torch.tensor([place[number] for number in numbers], dtype=torch.int64)
+        found: torch.Tensor = self._look_up({"weight": weight}, (places.view(ids.shape),))
         return found
+
+
+@torch.no_grad()
+def _is_plain(module: Any) -> bool:
+    """Whether a module answers with the very rows of its weight: some scale or norm them."""
+    width = module.weight.shape[1]
+    rows = torch.linspace(1, 2, 2 * width, dtype=module.weight.dtype).view(2, width)
+    places = torch.tensor([[1, 0]])
+    found = torch.func.functional_call(module, {"weight": rows}, (places,))
+    return isinstance(found, torch.Tensor) and torch.equal(found, rows[places])
 
 
 def is_tied(model: PreTrainedModel) -> bool:

@@ -63,9 +63,9 @@ def attach(module: torch.nn.Module, layer: int, runner: LayerRunner) -> None:
 def hollowed(classes: set[type[torch.nn.Module]]) -> Iterator[None]:
     """While a model is built: its own module's experts classes are the hollow ones."""
     for stock in classes:
-        kind = _Batched if stock.__name__ == BATCHED else _Routed
+        kind = _Batched if stock.__name__ == BATCHED else RoutedExperts
         inherited: dict[str, Any] = {"__qualname__": stock.__qualname__}
-        if kind is _Routed and not hasattr(stock, "_apply_gate"):
+        if kind is RoutedExperts and not hasattr(stock, "_apply_gate"):
             inherited["_apply_gate"] = gated
         hollow = type(stock.__name__, (kind, stock), inherited)
         setattr(sys.modules[stock.__module__], stock.__name__, hollow)
@@ -96,7 +96,7 @@ def gated(self: Any, gate_up: torch.Tensor) -> torch.Tensor:
     return result
 
 
-class _Routed(_Hollow):
+class RoutedExperts(_Hollow):
     """An experts class that is called with the routing. Those of the interface set the flags."""
 
     has_gate, has_bias, has_post_expert_norm, is_transposed = True, False, False, False

@@ -1,5 +1,6 @@
 """All experts of a packed folder in host memory, as records that the CPU kernels compute from."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -44,9 +45,9 @@ class HostTier:
             ):
                 pass
 
-    def address(self, layer: int, expert: int, slot: int) -> int:
-        """Where an expert's record lies, whatever slot it has."""
-        return self._first + self._number(layer, expert) * self._record
+    def addresses(self, layer: int, group: Sequence[Sequence[int]]) -> list[int]:
+        """Where the records of (expert, slot) lie, whatever the slots."""
+        return [self._first + self._number(layer, expert) * self._record for expert, _ in group]
 
     def _number(self, layer: int, expert: int) -> int:
         return layer * self._experts + expert

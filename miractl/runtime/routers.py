@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from miractl.native.checks import raise_for
 from miractl.native.kernels import Pool
 from miractl.native.library import library
 
@@ -19,6 +20,7 @@ MOST_TOKENS = 4  # of a call: torch reads the matrix once for many
 TIED = 4  # MIRA_TIED
 
 Answer = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logits [T, E], scores and ids [T, k]
+Picked = tuple[torch.Tensor, torch.Tensor]  # scores and ids
 
 
 class _Router(ctypes.Structure):
@@ -37,15 +39,22 @@ class Router:
 
     def choose(self, x: torch.Tensor, pool: Pool | None) -> Answer | None:
         """Of x [T, hidden] without gaps; None where two experts are equal."""
-        tokens, experts = x.shape[0], self._weight.shape[0]
-        logits, room = torch.empty(tokens, experts), torch.empty(experts)
-        scores = torch.empty(tokens, self._top)
-        ids = torch.empty(tokens, self._top, dtype=torch.int64)
+        logits = torch.empty(x.shape[0], self._weight.shape[0])
+        chosen = self.pick(x, pool, logits.data_ptr())
+        return None if chosen is None else (logits, *chosen)
+
+    def pick(self, x: torch.Tensor, pool: Pool | None, logits: int | None = None) -> Picked | None:
+        """Scores and ids alone; logits go to an address, if there is one."""
+        tokens, top = x.shape[0], self._top
+        scores, ids = torch.empty(tokens, top), torch.empty(tokens, top, dtype=torch.int64)
         status = self._call(
             *(pool and pool.address, self._address, self._weight.data_ptr(), x.data_ptr(), tokens),
-            *(into.data_ptr() for into in (logits, room, scores, ids)),
+            *(logits, scores.data_ptr(), ids.data_ptr()),
         )
-        return None if status == TIED else (logits, scores, ids)
+        if status == TIED:
+            return None
+        raise_for(status)
+        return scores, ids
 
 
 def install(model: torch.nn.Module, pool: Pool | None) -> int:

@@ -24,6 +24,7 @@ Positions = npt.NDArray[np.int64]
 Run = tuple[int | None, int]  # position of the first token, None for padding; and how many
 PATIENCE = 64  # steps
 MOST = 1024  # live sequences
+CACHES = "cache", "past_key_values"  # what models call their keys and values
 
 
 class Sequences:
@@ -104,7 +105,8 @@ def _positions(told: Mapping[str, Any], rows: int, width: int) -> Positions:
     """Of every token, [rows, width]."""
     given = told.get("position_ids")
     if given is None:
-        cache = told.get("past_key_values")
+        given = map(told.get, CACHES)
+        cache = next((cache for cache in given if cache is not None), None)
         past = 0 if cache is None else int(cache.get_seq_length())
         return np.tile(np.arange(past, past + width), (rows, 1))
     flat = given[0] if given.dim() == 3 else given  # of several kinds the first is the text's

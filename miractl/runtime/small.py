@@ -3,7 +3,7 @@
 import torch
 
 from miractl.native.kernels import Pool
-from miractl.runtime import attention, norms, rotary, routers
+from miractl.runtime import attention, decoder, norms, rotary, routers
 
 
 def install(model: torch.nn.Module, pool: Pool | None, to_the_bit: bool) -> None:
@@ -16,3 +16,4 @@ def install(model: torch.nn.Module, pool: Pool | None, to_the_bit: bool) -> None
     if not to_the_bit:
         attention.install(model, pool)
         routers.install(model, pool)
+        decoder.install(model, pool)

@@ -145,11 +145,9 @@ def test_the_host_tier_has_every_record_byte_for_byte(packed: Path) -> None:
         tier = engine.arena
         assert isinstance(tier, HostTier)
         assert tier._records.numpy().tobytes() == stored
-        base = tier.address(0, 0, 5)
-        assert [tier.address(layer, expert, 0) - base for layer, expert in ((0, 1), (2, 7))] == [
-            RECORD,
-            23 * RECORD,
-        ]
+        (base,) = tier.addresses(0, [(0, 5)])
+        assert tier.addresses(0, [(1, 0), (0, 3)]) == [base + RECORD, base]
+        assert tier.addresses(2, [(7, 0)]) == [base + 23 * RECORD]
     finally:
         engine.close()
 

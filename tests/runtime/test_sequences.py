@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
 from miractl.policy.keys import NOBODY
 from miractl.policy.routing import Segment
-from miractl.runtime.sequences import MOST, PATIENCE, Sequences, _runs
+from miractl.runtime.sequences import CACHES, MOST, PATIENCE, Sequences, _runs
 from tests.runtime.models import make_model
 
 PAIR = torch.ones(2, 1)
@@ -132,6 +132,14 @@ def test_generate_with_padding_on_the_left(tmp_path: Any) -> None:
         [(0, 3, 1), (1, 5, 1)],
         [(0, 4, 1), (1, 6, 1)],
     ]
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_alone_tells_how_far_a_text_is(name: str) -> None:
+    cache = DynamicCache()
+    assert _runs({"input_ids": torch.ones(2, 4), name: cache}, None) == [(0, 4)] * 2
+    cache.update(*torch.ones(2, 2, 3, 4, 8), 0)
+    assert _runs({"input_ids": torch.ones(2, 1), name: cache}, None) == [(4, 1)] * 2
 
 
 def test_requests_in_one_batch(tmp_path: Any) -> None:

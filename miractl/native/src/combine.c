@@ -1,4 +1,4 @@
-/* The weighted sum over a token's experts, in the order of k. */
+/* Sums: of a token's experts, weighted, in the order of k; and of what they are added to. */
 #include "miractl_native.h"
 
 void mira_combine(const float *parts, const int64_t *place, const float *weights, int32_t tokens,
@@ -14,4 +14,10 @@ void mira_combine(const float *parts, const int64_t *place, const float *weights
                 for (int32_t n = 0; n < width; n++)
                     y[n] = y[n] + weights[k] * part[n];
         }
+}
+
+void mira_add(float *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = y[i] + x[i];
 }

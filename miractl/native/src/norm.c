@@ -9,6 +9,7 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "small.h"
 
 #define ROWS 4 /* vectors at a time */
 #define LEVELS 4
@@ -16,9 +17,9 @@
 #define TASK_VALUES (1 << 16) /* about; of one task of a pool */
 
 typedef struct {
-    const float *x, *scale;
-    int32_t rows, columns, lanes, task_rows;
-    float eps;
+    const mira_norm *norm;
+    const float *x;
+    int32_t rows, task_rows;
     float *y;
 } norm_job;
 
@@ -89,24 +90,28 @@ static float squares(const float *x, int n, int lanes)
                          : sum_of_squares(x, n, MOST_LANES);
 }
 
+void norm_rows(const mira_norm *norm, const float *x, int rows, float *y)
+{
+    int n = norm->columns;
+    for (int row = 0; row < rows; row++, x += n, y += n) {
+        float factor = 1 / sqrtf(squares(x, n, norm->lanes) / (float)n + norm->eps);
+        for (int k = 0; k < n; k++)
+            y[k] = x[k] * factor * norm->scale[k];
+    }
+}
+
 static void norm_task(void *argument, int task, int worker)
 {
     (void)worker;
     const norm_job *job = argument;
-    int n = job->columns, first = task * job->task_rows, last = first + job->task_rows;
-    for (int row = first; row < last && row < job->rows; row++) {
-        const float *x = job->x + (size_t)row * n;
-        float *y = job->y + (size_t)row * n;
-        float factor = 1 / sqrtf(squares(x, n, job->lanes) / (float)n + job->eps);
-        for (int k = 0; k < n; k++)
-            y[k] = x[k] * factor * job->scale[k];
-    }
+    int first = task * job->task_rows, rows = job->rows - first;
+    size_t at = (size_t)first * job->norm->columns;
+    norm_rows(job->norm, job->x + at, rows < job->task_rows ? rows : job->task_rows, job->y + at);
 }
 
-void mira_rms_norm(mira_pool *pool, const float *x, int32_t rows, int32_t columns, int32_t lanes,
-                   const float *scale, float eps, float *y)
+void mira_rms_norm(mira_pool *pool, const mira_norm *norm, const float *x, int32_t rows, float *y)
 {
-    int task_rows = TASK_VALUES / columns + 1;
-    norm_job job = {x, scale, rows, columns, lanes, task_rows, eps, y};
+    int task_rows = TASK_VALUES / norm->columns + 1;
+    norm_job job = {norm, x, rows, task_rows, y};
     pool_run(pool, norm_task, NULL, &job, (rows + task_rows - 1) / task_rows);
 }

@@ -3,6 +3,8 @@
  * Which of two equal probabilities comes first is the affair of whoever sorts, so tokens with such
  * a pair in question are refused, and those with numbers that are none.
  */
+#include <stdlib.h>
+
 #include "lanes.h"
 #include "pool.h"
 #include "rows.h"
@@ -21,7 +23,8 @@ CLONES static void logits_of(const float *weight, const float *x, int rows, int 
 {
     int row = 0;
     for (; row + 4 <= rows; row += 4)
-        lanes_products(x, weight + (size_t)row * columns, columns, columns, logits + row);
+        lanes_products(x, weight + (size_t)row * columns, columns, columns, 4 * columns,
+                       logits + row);
     for (; row < rows; row++)
         logits[row] = lanes_product(weight + (size_t)row * columns, x, columns);
 }
@@ -78,18 +81,30 @@ static void renormalize(float *scores, int top)
         scores[k] /= sum;
 }
 
-int mira_route(mira_pool *pool, const mira_router *router, const float *weight, const float *x,
-               int32_t tokens, float *logits, float *probabilities, float *scores, int64_t *ids)
+static int route_all(mira_pool *pool, const route_job *job, float *probabilities, float *scores,
+                     int64_t *ids)
 {
-    route_job job = {router, weight, x, tokens, logits};
-    int experts = router->experts, top = router->top;
-    pool_run(pool, logits_task, NULL, &job, (experts + TASK_ROWS - 1) / TASK_ROWS);
-    for (int32_t t = 0; t < tokens; t++, scores += top, ids += top) {
-        softmax(logits + (size_t)t * experts, experts, probabilities);
+    int experts = job->router->experts, top = job->router->top;
+    pool_run(pool, logits_task, NULL, (void *)job, (experts + TASK_ROWS - 1) / TASK_ROWS);
+    for (int32_t t = 0; t < job->tokens; t++, scores += top, ids += top) {
+        softmax(job->logits + (size_t)t * experts, experts, probabilities);
         if (!choose(probabilities, experts, top, ids, scores))
             return MIRA_TIED;
-        if (router->renormalized)
+        if (job->router->renormalized)
             renormalize(scores, top);
     }
     return MIRA_OK;
+}
+
+int mira_route(mira_pool *pool, const mira_router *router, const float *weight, const float *x,
+               int32_t tokens, float *logits, float *scores, int64_t *ids)
+{
+    size_t rows = logits ? 1 : (size_t)tokens + 1;
+    float *room = malloc(rows * router->experts * sizeof *room);
+    if (!room)
+        return MIRA_NO_MEMORY;
+    route_job job = {router, weight, x, tokens, logits ? logits : room + router->experts};
+    int status = route_all(pool, &job, room, scores, ids);
+    free(room);
+    return status;
 }
