@@ -57,7 +57,7 @@ RATIOS = (0.5, 1.0, 2.0)  # of the copy of an expert to the computing of a layer
 ON_DEVICE = ("hits", "misses")  # parts of a step that a device takes over
 TITLE = "Copies over an emulated link, a quarter of the experts in slots"
 NOTE = (
-    "bench/emulated.py, {rounds} rounds, each with another prompt. Copy/layer: what a copy takes, in "
+    "bench/emulated.py, {rounds} rounds, each with its prompt. Copy/layer: what a copy takes, in "
     "times of a layer that waits for nothing. Links called slowed are so slow that this is as on a "
     "device: on an A10 0.6 at x16 and 2.4 at x4, with experts of Qwen3-30B-A3B in bfloat16 and if "
     "its layers take 0.5 ms. Device: how many times as fast as one core here experts are "
