@@ -16,8 +16,8 @@ class Times(ctypes.Structure):
 
     `began`: when it all began; `waited` for transfers in all; `transfer` of one expert, 0 where
     nothing is to be learned; `demands` and `under_way` are transfers not finished, for demands and
-    for bets; `spent`: what computing the `computed` experts took that the layer before had. `stall`
-    is told: how long a layer would wait without bets, on average.
+    for bets; `spent`: what computing the `computed` experts took that the layer before had. `prize`
+    is told: what bets on a layer save, on average, and no more than it would wait without.
     """
 
     now: float
@@ -28,7 +28,7 @@ class Times(ctypes.Structure):
     prompt: bool
     spent: float
     computed: int
-    stall: float
+    prize: float
     at: Moment
 
     _fields_ = (
@@ -36,16 +36,17 @@ class Times(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("demands", "under_way")),
         *((name, ctypes.c_double) for name in ("waited", "spent")),
         *((name, ctypes.c_int32) for name in ("computed", "prompt")),
-        *((name, ctypes.c_double) for name in ("began", "stall")),
-        *((name, ctypes.c_int32) for name in ("horizon", "layers", "last", "was_prompt")),
+        *((name, ctypes.c_double) for name in ("began", "prize")),
+        *((name, ctypes.c_int32) for name in ("horizon", "layers", "last", "was_prompt", "tried")),
         *((name, ctypes.c_double) for name in ("last_now", "last_waited")),
         ("pace", ctypes.c_void_p),
-        *((name, ctypes.c_double * 2) for name in ("each", "stalls")),
+        *((name, ctypes.c_double * 2) for name in ("each", "stalls", "prizes")),
         *((name, ctypes.c_void_p) for name in ("bets", "table")),
         ("at", Moment),
     )
 
 
+PRIZE = 1.0  # seconds, to begin with: some hundred layers are tried
 _NOW = struct.Struct("@2d2i")  # the first of them
 
 
@@ -64,6 +65,7 @@ class Ahead:
         self.pace: NDArray[np.float64] = np.full((2, layers), -1.0)  # below 0: not known
         at = Moment(confidence=confidence)
         self.times = Times(began=began, horizon=horizon, layers=layers, last=-1, at=at)
+        self.times.prizes[:] = (PRIZE, PRIZE)
         self.times.pace = self.pace.ctypes.data
         self.times.bets, self.times.table = bets.address, table.address
         self._memory = memoryview(self.times).cast("B")
@@ -72,9 +74,9 @@ class Ahead:
         self._known, self._known_at, self._told = np.zeros(0), 0, np.zeros(0)
 
     @property
-    def stall(self) -> float:
-        """How long the routed layer would wait without bets, on average."""
-        return self.times.stall
+    def prize(self) -> float:
+        """Seconds that bets on a layer save, on average, and no more than it would wait without."""
+        return self.times.prize
 
     def begin(self, now: float, transfer: float, demands: int, under_way: int) -> None:
         """What is known before bets are placed, as Times has it."""

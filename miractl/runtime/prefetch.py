@@ -16,7 +16,7 @@ from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
 
 RATE = 0.05  # weight of the newest layer in what deciding takes
-SKIPS = 63  # layers without bets before deciding is tried and timed again
+EVERY, TRIED = 256, 16  # layers, of which so many in a row are tried where bets do not pay
 
 
 class Prefetcher:
@@ -41,20 +41,22 @@ class Prefetcher:
         self._cache, cache.bets = cache, self
         self._reach, self._clock = range(1, horizon + 1), clock
         self._deciding = 0.0  # seconds that it takes to bet; 0: not known yet
-        self._skipped = 0
+        self._unpaid = 0  # layers that deciding was too dear for
 
     def bet(self, step: Routed, hidden: Any) -> None:
         """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it.
 
-        Where deciding takes longer than all that is missing would be waited for, there are none.
+        Where deciding takes longer than bets are expected to save, there are none, but for a few in
+        a row now and then, by which it is seen when that changes.
         """
         predictor, ahead, deciding = self.predictor, self.ahead, self._deciding
         predictor.observe(step, hidden)
-        if ahead.stall < deciding and self._skipped < SKIPS:
-            self._skipped += 1
-            return
+        if ahead.prize < deciding:
+            self._unpaid = (self._unpaid + 1) % EVERY
+            if self._unpaid < EVERY - TRIED:
+                return
         clock, cache = self._clock, self._cache
-        self._skipped, began, queue = 0, clock(), cache.transfers
+        began, queue = clock(), cache.transfers
         each = queue.seconds_each
         ahead.begin(began, each, *queue.pending)
         for layers in self._reach:
@@ -63,12 +65,14 @@ class Prefetcher:
                 break
             guess = predictor.guess(layers)
             if guess is None:
+                if layers == 1:  # no layer comes after this: what that takes says nothing
+                    return
                 break
             with cache.lock:
                 placed = ahead.place(layers, guess)
                 if placed:
                     cache.issue(step.layer + layers, placed, guess)
         seconds = clock() - began
-        # A pause of the thread looks like long deciding: down at once, up slowly.
-        slowly = deciding + RATE * (seconds - deciding) if deciding else seconds
-        self._deciding = min(seconds, slowly)
+        if deciding:  # a pause of the thread looks like long deciding
+            seconds = deciding + RATE * (min(seconds, 2 * deciding) - deciding)
+        self._deciding = seconds

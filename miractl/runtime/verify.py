@@ -240,8 +240,8 @@ class _Reckless(Ahead):
         super().__init__(usual.bets, usual.table, 1, 1.0, 0.0)
 
     @property
-    def stall(self) -> float:
-        return math.inf  # no wait is too short to bet
+    def prize(self) -> float:
+        return math.inf  # nothing is too little to bet
 
     def place(self, ahead: int, guesses: npt.NDArray[np.float64]) -> list[list[int]]:
         layer = self.table.layer + ahead

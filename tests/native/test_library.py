@@ -62,7 +62,9 @@ def test_both_sides_count_the_same_bytes(format_: Format) -> None:
 
     for rows, columns in ((8, 128), (1536, 2048), (24, 384)):
         shape = MatrixShape(format_, rows, columns)
-        assert library.library().mira_matrix_bytes(ctypes.byref(matrix_struct(shape))) == shape.nbytes
+        assert (
+            library.library().mira_matrix_bytes(ctypes.byref(matrix_struct(shape))) == shape.nbytes
+        )
     for gated in (True, False):
         for biased in (True, False):
             expert = ExpertShape(format_, 384, 128, gated=gated, biased=biased)

@@ -97,7 +97,7 @@ def test_c_and_python_settle_and_place_alike(
             assert unwanted == compiled.unwanted
             status = compiled.ask(step)
         assert plain.ask(step) == status
-        assert slow.stall == fast.stall
+        assert slow.prize == fast.prize
         assert serve(plain) == serve(compiled)
         for one in (slow, fast):
             one.begin(now, transfer, demands, 1)

@@ -1,6 +1,9 @@
 #include "ahead.h"
 
+#include <math.h>
+
 #define RATE 0.05 /* of the averages, a layer's step; as miractl/simulate/betting.py has it */
+#define PRIZE_RATE 0.02 /* what bets bring differs much from layer to layer */
 
 /* A layer takes from the routing of the one before to its own. */
 static void mark(mira_ahead *a, int32_t layer)
@@ -36,7 +39,11 @@ int32_t ahead_settle(mira_ahead *a)
     mira_bets_settle(a->bets, r, &routed);
     double *stall = a->stalls + a->was_prompt;
     *stall += RATE * (routed.stall - *stall);
-    a->stall = *stall;
+    double *prize = a->prizes + a->was_prompt;
+    if (a->tried)
+        *prize += PRIZE_RATE * (routed.gained - routed.lost - *prize);
+    a->tried = 0;
+    a->prize = fmin(*stall, *prize);
     return routed.unwanted;
 }
 
@@ -55,11 +62,12 @@ int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses)
         at->gate = a->demands * a->transfer + compute;
         at->transfer = a->transfer;
         at->compute = compute;
-        at->stall = a->stall;
+        at->stall = a->stalls[a->was_prompt];
     }
     at->layer = r->layer + ahead;
     at->ahead = ahead;
     at->class_ = ahead - 1 + (a->prompt ? a->horizon : 0);
     mira_bets_place(a->bets, r, at, guesses);
+    a->tried = a->transfer > 0;
     return r->bet_count;
 }

@@ -13,15 +13,18 @@ typedef struct {
     double spent;                /* computing the experts of the layer before that were there */
     int32_t computed, prompt;    /* how many they were; whether tokens of a prompt are routed */
     double began;                /* when it all began */
-    double stall;                /* out: that a layer has to expect without bets, on average */
+    double prize;                /* out: that bets on a layer save, on average, and no more than it
+                                  * has to expect to wait without them */
     int32_t horizon;             /* layers ahead at most */
     int32_t layers, last;        /* layer that was routed before; -1: none */
-    int32_t was_prompt;          /* whether it was a prompt's */
+    int32_t was_prompt, tried;   /* whether it was a prompt's; whether the next was bet on, if only
+                                  * nothing seemed worth it */
     double last_now, last_waited;
     double *pace;                /* [2][layers], of prompts the second: from the layer before to this
                                   * one, waiting left out; below 0: not known */
     double each[2], stalls[2];   /* of single tokens and of prompts: an expert's computing, 0 is not
-                                  * known; the averages of `stall` */
+                                  * known; what a layer would wait without bets, on average */
+    double prizes[2];            /* what bets on a layer save where they are tried, on average */
     mira_bets *bets;
     mira_residency *table;
     mira_moment at;
