@@ -71,12 +71,13 @@ class AtOnce:
     def __init__(self) -> None:
         self._ticket = Ticket(ExpertKey(0, 0), 0, state=State.DONE)
         self.seconds_each, self.pending, self.stats = TRANSFER, (0, 0), TransferStats()
+        self.chunks = 1
 
     def submit(
         self, key: ExpertKey, slot: int, rank: float = DEMAND, progress: Progress | None = None
     ) -> Ticket:
         if progress is not None:
-            progress.state[slot] = State.DONE
+            progress.moved[slot], progress.state[slot] = 1, State.DONE
         return self._ticket
 
     def wait(self, ticket: Ticket) -> None:
@@ -85,11 +86,13 @@ class AtOnce:
     def cancel(self, ticket: Ticket) -> bool:
         return False
 
+    abandon = cancel
+
     def poll(self) -> None:
         pass
 
-    def overtake(self, ticket: Ticket) -> None:
-        pass
+    def overtake(self, ticket: Ticket) -> Ticket:
+        return ticket
 
 
 class Clock:
@@ -166,15 +169,15 @@ class Decoding:
         routing = drawn(tokens, *shape)
         self.ids, self.scores = routing.ids.astype(np.int64), routing.probabilities
         ways = (round(SHARE * experts),) * self.layers
-        self._clock, heat = Clock(), HeatTable(self.layers, experts, top, clock=time.monotonic)
+        self._clock = Clock()
+        heat = HeatTable(self.layers, experts, top, clock=self._clock)
         self.brain = Brain(make_policy(policy, top, ways[0], heat), heat)
         slots = sum(ways) + RESERVE
         self._slots = make_slots(slots, ways_for(policy, ways), STAGED, self.brain)
         self._stopwatch = Stopwatch(Moved, time.monotonic, lambda: None)
         self._sequences = Sequences()
-        sizes = [1] * self.layers
         self._cache = (Timed if parts else ExpertCache)(
-            *(self._slots, AtOnce(), sizes, self._clock, self._stopwatch.begin)
+            *(self._slots, AtOnce(), self._clock, self._stopwatch.begin)
         )
         self._routers = Ready(self.ids, experts)
         self._bets = (TimedBets if parts else Prefetcher)(

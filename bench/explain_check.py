@@ -67,12 +67,14 @@ def serving(options: argparse.Namespace, group: Path | None) -> Iterator[tuple[s
     assert process.stderr is not None
     if group is not None:
         (group / "cgroup.procs").write_text(str(process.pid))
+    said = ""
     try:
         for line in process.stderr:
+            said += line
             if found := re.search(r"ready on (http://\S+)", line):
                 break
         else:
-            sys.exit(f"the server ended with {process.wait()}")
+            sys.exit(f"the server ended with {process.wait()}: {said}")
         threading.Thread(target=process.stderr.read, daemon=True).start()
         yield found[1], process.pid
     finally:
@@ -108,7 +110,8 @@ def main() -> int:
     for what, theirs in counted.items():
         ours = account.moved.disk_bytes
         print(
-            f"from files {format_bytes(ours)}, by the kernel for the {what} {format_bytes(theirs)}"
+            f"from files {format_bytes(ours)}, {ours / max(1, theirs):.4f} of the "
+            f"{format_bytes(theirs)} that the kernel counts for the {what}"
         )
         apart += [what] if abs(ours - theirs) > CLOSE * max(ours, theirs) else []
     print(f"FAIL {', '.join(apart)}" if apart else "ok")

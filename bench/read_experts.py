@@ -3,9 +3,10 @@
     python bench/read_experts.py [FOLDER] [--record 2682880] [--rounds 41]
 
 Makes a file of 4 GiB in FOLDER and removes it. The record is an expert of Qwen3-30B-A3B in int4: a
-whole one at a place of whole pages, as packed folders have it; or its three matrices apart and not
-at whole pages, as published checkpoints have them, read past the page cache and, to compare,
-through it with the pages dropped behind. Turns alternate; the rate counts the expert's bytes alone.
+whole one at a place of whole pages, as packed folders have it, by one read or by several, one after
+the other; or its three matrices apart and not at whole pages, as published checkpoints have them,
+read past the page cache and, to compare, through it with the pages dropped behind. Turns alternate;
+the rate counts the expert's bytes alone.
 """
 
 import argparse
@@ -41,11 +42,22 @@ def pieces(record: int, number: int) -> list[tuple[int, int]]:
     return [(stride * i + number * third + 1001, third) for i in range(3)]
 
 
-def ways(file: DirectFile, cached: int, record: int) -> dict[str, tuple[int, Read]]:
+def ways(
+    file: DirectFile, cached: int, record: int, parts: Sequence[int]
+) -> dict[str, tuple[int, Read]]:
     """Name: bytes of one read, and the read."""
 
     def whole(size: int) -> Read:
         return lambda room, number: file.read_into([room[:size]], number * size)
+
+    def in_parts(count: int) -> Read:
+        ends = [record * n // count // PAGE * PAGE for n in range(count + 1)]
+
+        def read(room: memoryview, number: int) -> None:
+            for start, end in itertools.pairwise(ends):
+                file.read_into([room[start:end]], number * record + start)
+
+        return read
 
     def apart(room: memoryview, number: int) -> None:
         for at, size in pieces(record, number):
@@ -62,6 +74,7 @@ def ways(file: DirectFile, cached: int, record: int) -> dict[str, tuple[int, Rea
     return {
         SEQUENTIAL: (BLOCK, whole(BLOCK)),
         "packed": (record, whole(record)),
+        **{f"packed, by {count} reads": (record, in_parts(count)) for count in parts},
         "unpacked": (record, apart),
         "unpacked, through the page cache": (record, through_cache),
     }
@@ -129,6 +142,7 @@ def main() -> None:
     parser.add_argument("--record", type=int, default=2_682_880)
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--parts", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--out", type=Path, help="JSON for docs/benchmarks.md")
     options = parser.parse_args()
     if options.record % PAGE:
@@ -140,7 +154,7 @@ def main() -> None:
         os.fsync(made.fileno())
         file = DirectFile(Path(f"/proc/self/fd/{made.fileno()}"))
         os.posix_fadvise(made.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        kinds = ways(file, made.fileno(), options.record)
+        kinds = ways(file, made.fileno(), options.record, options.parts)
         taken = turns(kinds, options.depths, options.rounds)
         file.close()
     rows = []

@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,9 @@ class Times(ctypes.Structure):
 
     `began`: when it all began; `waited` for transfers in all; `transfer` of one expert, 0 where
     nothing is to be learned; `demands` and `under_way` are transfers not finished, for demands and
-    for bets; `spent`: what computing the `computed` experts took that the layer before had. `prize`
-    is told: what bets on a layer save, on average, and no more than it would wait without.
+    for bets; `spent`: what computing the `computed` experts took that the layer before had; `took`:
+    to bet. `prize` is told: what bets on a layer save, on average, and no more than it would wait
+    without.
     """
 
     now: float
@@ -28,6 +30,7 @@ class Times(ctypes.Structure):
     prompt: bool
     spent: float
     computed: int
+    took: float
     prize: float
     at: Moment
 
@@ -36,7 +39,8 @@ class Times(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("demands", "under_way")),
         *((name, ctypes.c_double) for name in ("waited", "spent")),
         *((name, ctypes.c_int32) for name in ("computed", "prompt")),
-        *((name, ctypes.c_double) for name in ("began", "prize")),
+        *((name, ctypes.c_double) for name in ("took", "began", "stall", "prize", "deciding")),
+        *((name, ctypes.c_int32) for name in ("skips", "skipped")),
         *((name, ctypes.c_int32) for name in ("horizon", "layers", "last", "was_prompt", "tried")),
         *((name, ctypes.c_double) for name in ("last_now", "last_waited")),
         ("pace", ctypes.c_void_p),
@@ -47,7 +51,7 @@ class Times(ctypes.Structure):
 
 
 PRIZE = 1.0  # seconds, to begin with: some hundred layers are tried
-_NOW = struct.Struct("@2d2i")  # the first of them
+_begin = struct.Struct("@2d2i").pack_into  # the first of them
 
 
 class Ahead:
@@ -64,23 +68,36 @@ class Ahead:
         layers = bets.state.layers
         self.pace: NDArray[np.float64] = np.full((2, layers), -1.0)  # below 0: not known
         at = Moment(confidence=confidence)
-        self.times = Times(began=began, horizon=horizon, layers=layers, last=-1, at=at)
+        self.times = Times(took=-1.0, began=began, horizon=horizon, layers=layers, last=-1, at=at)
         self.times.prizes[:] = (PRIZE, PRIZE)
         self.times.pace = self.pace.ctypes.data
         self.times.bets, self.times.table = bets.address, table.address
-        self._memory = memoryview(self.times).cast("B")
+        self._memory = memory = memoryview(self.times).cast("B")
+        fields: Any = Times
+        self._took = memory[fields.took.offset :][:8].cast("d")
+        self._skips = memory[fields.skips.offset :][:4].cast("i")
         self._place = short_calls().mira_ahead_place
-        self._address = table.deciding.ahead = ctypes.addressof(self.times)
+        self._address = ctypes.addressof(self.times)
+        table.deciding.bet_by(self._address)
         self._known, self._known_at, self._told = np.zeros(0), 0, np.zeros(0)
 
     @property
-    def prize(self) -> float:
-        """Seconds that bets on a layer save, on average, and no more than it would wait without."""
-        return self.times.prize
+    def skips(self) -> bool:
+        """Whether to bet takes longer than it saves, on average."""
+        return self._skips[0] > 0
+
+    @property
+    def took(self) -> float:
+        """Seconds that it took to decide on the bets of the last layer."""
+        return self.times.took
+
+    @took.setter
+    def took(self, seconds: float) -> None:
+        self._took[0] = seconds
 
     def begin(self, now: float, transfer: float, demands: int, under_way: int) -> None:
         """What is known before bets are placed, as Times has it."""
-        _NOW.pack_into(self._memory, 0, now, transfer, demands, under_way)
+        _begin(self._memory, 0, now, transfer, demands, under_way)
 
     def place(self, ahead: int, guesses: NDArray[np.float64]) -> Pairs:
         """Bet on the layer so many `ahead`, nearer ones first: who is staged, with his slot.
@@ -90,5 +107,6 @@ class Ahead:
         if guesses is not self._known:  # numpy is slow to tell an address
             self._told = np.ascontiguousarray(guesses, np.float64)
             self._known, self._known_at = guesses, self._told.ctypes.data
-        count = self._place(self._address, ahead, self._known_at)
+        place = self._place
+        count = place(self._address, ahead, self._known_at)
         return self.table.fresh(count) if count else []

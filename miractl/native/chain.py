@@ -103,7 +103,8 @@ class Walk:
 
     def follow(self, layer: int, ids: int) -> None:
         """Take in what a layer chose, int64 [k] at address `ids`. Raises ValueError as `count`."""
-        if self._follow(self.address, layer, ids):
+        follow = self._follow
+        if follow(self.address, layer, ids):
             raise ValueError(f"Got experts that are none of {self._chain.experts}")
 
     def turn(self) -> None:
@@ -117,5 +118,6 @@ class Walk:
             made = np.zeros(self._chain.experts)
             self._guesses[ahead] = made, made.ctypes.data
         found, at = self._guesses[ahead]
-        self._guess(self.address, layer, ahead, at)
+        guess = self._guess
+        guess(self.address, layer, ahead, at)
         return found

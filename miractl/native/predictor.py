@@ -5,6 +5,7 @@ The arrays are numpy's, so that they can be looked at, saved and loaded.
 
 import copy
 import ctypes
+import struct
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +22,7 @@ FADED_SUMS = 3.0  # of AdaGrad, at most, when a table is to change again
 KEPT = ("weights", "table", "counts", "totals", "averages")  # of what is learned of the model
 START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
 
+_tell = struct.Struct("@PP").pack_into
 _ARRAYS = (
     *("weights", "weight_sums", "table", "table_sums", "counts", "totals", "averages", "hints"),
     *("scores", "lessons", "begun", "ids", "scratch"),
@@ -92,31 +94,35 @@ class PredictorState:
         self.scratch = np.zeros((2, self.lanes), np.float32)
 
 
-class Foretold(ctypes.Structure):
-    """What a router that is asked early says of [experts], as `guess`.
-
-    `ids` and `weights` are addresses of int64 and float32 [tokens, top]; None: no weights.
-    """
-
-    ids: int
-    weights: int | None
-    tokens: int
-    top: int
-
+class _Foretold(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("ids", "weights", "guess")),
         *((name, ctypes.c_int32) for name in ("tokens", "top", "experts")),
     )
 
+
+class Foretold:
+    """What a router that is asked early says of [experts], as `guess`."""
+
     def __init__(self, guess: NDArray[np.float64]) -> None:
         """Raises MiractlError without the library."""
-        super().__init__(guess=guess.ctypes.data, experts=len(guess))
-        self._guess, self._address = guess, ctypes.addressof(self)
+        self._struct = _Foretold(guess=guess.ctypes.data, experts=len(guess))
+        self._guess, self._address = guess, ctypes.addressof(self._struct)
+        self._memory = memoryview(self._struct).cast("B")
         self._take = short_calls().mira_lookahead
 
-    def take(self) -> None:
-        """Set the guess."""
-        self._take(self._address)
+    def shape(self, tokens: int, top: int) -> None:
+        """What it says has this shape from now on."""
+        self._struct.tokens, self._struct.top = tokens, top
+
+    def take(self, ids: int, weights: int) -> None:
+        """Set the guess.
+
+        Addresses of int64 and float32 [tokens, top]; 0: no weights.
+        """
+        take = self._take
+        _tell(self._memory, 0, ids, weights)
+        take(self._address)
 
 
 def recall(guess: NDArray[np.float64], ids: int, count: int) -> float:
@@ -152,7 +158,8 @@ class Predictor:
 
         With the last layer a lesson is due. Raises ValueError for experts that do not exist.
         """
-        if self._follow(self.address, layer, ids, self._guess_at):
+        follow = self._follow
+        if follow(self.address, layer, ids, self._guess_at):
             raise ValueError(f"Got experts that are none of {self.state.experts}")
 
     @property

@@ -19,7 +19,8 @@ from miractl.native.replay import Admission
 from miractl.native.residency_layout import POINTERS, SHARES, Progress, Residency, allocate
 
 Pairs = list[list[int]]  # of expert and slot
-_FOUND = struct.Struct("@7i").unpack_from
+_FOUND = struct.Struct("@10i").unpack_from
+PASSING, HERE_COUNT = 0, 3  # where they are found
 
 
 class Role(IntEnum):
@@ -37,6 +38,10 @@ class Status(IntEnum):
     CALLED = 1  # bets are called in, which comes first
     SHORT = 2  # somebody would get the slot of a bet that is dropped
     UNWANTED = 3  # nobody is looked up: bets on the layer are to be cancelled before
+    HERE = 4  # all were residents
+
+
+HERE = int(Status.HERE)  # looked up once
 
 
 class State(IntEnum):
@@ -44,13 +49,14 @@ class State(IntEnum):
 
     QUEUED = 0
     RUNNING = 1
-    DONE = 2
-    FAILED = 3
-    CANCELLED = 4
+    PAUSED = 2  # left at a border, to go on
+    DONE = 3
+    FAILED = 4
+    CANCELLED = 5
 
 
 class BetCounts(NamedTuple):
-    """What became of bets, in all; `cancelled`: never moved."""
+    """What became of bets, in all; `wasted`: moved, if only in part; `cancelled`: never moved."""
 
     issued: int
     used: int
@@ -191,7 +197,13 @@ class ResidencyTable:
 
     def _look(self, status: int) -> int:
         """Take in what was found and placed."""
-        here, called, absent, placed, waiting, _, self.arrived = _FOUND(self._found)
+        if status == HERE:
+            self.different = different = self._found[HERE_COUNT]
+            self.here, self.placed = self._pairs[0][:different].tolist(), []
+            self.arrived, self.waits = 0, False
+            return status
+        found = _FOUND(self._found)
+        _, _, _, here, called, absent, placed, waiting, _, self.arrived = found
         self.here = self._pairs[0][:here].tolist() if here else []
         self.placed = self._pairs[1][:placed].tolist() if placed else []
         self.waits, self.different = waiting > 0, here + called + absent
@@ -232,12 +244,12 @@ class ResidencyTable:
     @property
     def passing(self) -> int:
         """How many are in transit."""
-        count: int = self._struct.passing
-        return count
+        return self._found[PASSING]
 
     def end_transit(self) -> None:
         """Free the slots of all who are in transit."""
-        self._end_transit(self.address)
+        end_transit = self._end_transit
+        end_transit(self.address)
 
     def present(self, layer: int) -> NDArray[np.uint8]:
         """Roles of the experts of a layer, 0 without a slot, [experts]; not to be written to."""

@@ -20,6 +20,7 @@ class Progress:
         self.state: NDArray[np.uint8] = np.zeros(slots, np.uint8)
         self.began: NDArray[np.float64] = np.zeros(slots)  # seconds
         self.finished: NDArray[np.float64] = np.zeros(slots)
+        self.moved: NDArray[np.int64] = np.zeros(slots, np.int64)  # bytes, unless under way
 
 
 BETS = ("issued", "used", "late", "wasted", "cancelled")  # what became of them
@@ -30,7 +31,7 @@ POINTERS = (
     *("role", "slot", "idle", "top", "transit", "changed", "least", "loser"),
     *("hits", "misses", "prefetched", "prefetch_used", "in_vain", "activations"),
     *("needed", "here", "placed", "called", "absent", "waiting", "staging"),
-    *("bet", "stale", "state", "began", "finished", "score", "since"),
+    *("bet", "stale", "state", "began", "finished", "moved", "score", "since"),
 )
 SHARES = ("ways", "least_ways", "most_ways", "gain", "loss")  # as a `mira_shares` has them
 
@@ -40,8 +41,9 @@ class Residency(ctypes.Structure):
 
     _fields_ = [
         *((n, ctypes.c_int32) for n in ("layers", "experts", "sets", "pools", "admission")),
-        *((n, ctypes.c_int32) for n in ("staging_limit", "staged", "passing", "layer", "count")),
-        *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),  # from here to `arrived`: `found`
+        *((n, ctypes.c_int32) for n in ("staging_limit", "staged")),
+        *((n, ctypes.c_int32) for n in ("passing", "layer", "count")),  # from here: `found`
+        *((f"{n}_count", ctypes.c_int32) for n in _COUNTS),
         *((n, ctypes.c_int32) for n in ("next", "arrived", "bet_count", "stale_count")),
         *((n, ctypes.c_int64) for n in ("evictions", "bypassed", *BETS)),
         *((n, ctypes.c_double) for n in ("now", "decay")),
@@ -51,9 +53,9 @@ class Residency(ctypes.Structure):
     ]
 
     def found(self) -> memoryview:
-        """The counts of a step, int32: `_COUNTS`, then `next` and `arrived`."""
+        """What is known of a step, int32: from `passing` to `arrived`."""
         kind: Any = Residency
-        start, end = kind.here_count.offset, kind.arrived.offset + 4
+        start, end = kind.passing.offset, kind.arrived.offset + 4
         return memoryview(self).cast("B")[start:end].cast("i")
 
 
@@ -99,5 +101,6 @@ def allocate(
         "state": progress.state,
         "began": progress.began,
         "finished": progress.finished,
+        "moved": progress.moved,
         **{name: np.zeros(experts, np.int32) for name in ("called", "absent", "waiting")},
     }

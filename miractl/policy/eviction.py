@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from miractl.native.deciding import Rule
+from miractl.native.deciding import Rule, Stamp
 from miractl.native.heat import HeatRating
 from miractl.native.replay import Admission
 from miractl.policy.heat import HeatTable
@@ -84,15 +84,22 @@ class _Table:
 class LeastRecentlyUsed(_Table):
     """Worth is the number of the last step that used the expert."""
 
+    rule: Rule | None = Rule.STAMP
+
     def __init__(self, layers: int, experts: int) -> None:
         super().__init__(layers, experts)
-        self._step = 0
+        self._stamp = Stamp(self.worth)
 
     def record(self, step: Routed) -> bool:
         """Stamp the used experts."""
-        self._step += 1
-        self.worth[step.layer, step.ids] = self._step
+        self.worth[step.layer, step.ids] = self._stamp.next()
         return False
+
+    def leave(self, step: Routed, now: float) -> int:
+        """As the protocol says."""
+        stamp = self._stamp
+        stamp.next()
+        return stamp.address
 
 
 class LeastOftenUsed(_Table):
@@ -208,37 +215,38 @@ class Brain:
         self.shifts, self._warms, self.rule = eviction.shifts, eviction.warms, eviction.rule
         self._record, self._leave, self._clock = eviction.record, eviction.leave, heat.clock
         self._last = len(self.worth) - 1
+        left = eviction.rule is not None and not eviction.shifts
+        # Layers that may be left to the library: at the last one all heat may be due.
+        self._left = [left and (eviction.warms or at < self._last) for at in range(self._last + 1)]
         self.activations = np.zeros(self.worth.shape, np.int64)  # tokens, since the start
         self._felt = self.activations.copy()  # those that the heat knows of
         self.seconds = heat.clock()  # of its clock, when the last layer was recorded
         none = np.zeros_like(self.activations)
         self._recalled = Memory(np.zeros_like(self.worth), none)  # of earlier runs
 
-    def record(self, step: Routed) -> bool:
+    def record(self, step: Routed, now: float | None = None) -> bool:
         """Count the tokens, then `rate`."""
         row = self.activations[step.layer]
         row += np.bincount(step.ids.reshape(-1), minlength=len(row))
-        return self.rate(step)
+        return self.rate(step, now)
 
-    def leave(self, step: Routed) -> int:
+    def leave(self, step: Routed, now: float) -> int:
         """Let the library rate the layer next, which counts its tokens too: what it goes by.
 
         0, and nothing done, where `rate` has to: see `EvictionPolicy.leave`.
         """
-        if self.rule is None or self.shifts or (step.layer == self._last and not self._warms):
-            return 0
-        self.seconds = now = self._clock()
-        return self._leave(step, now)
+        self.seconds, leave = now, self._leave
+        return leave(step, now) if self._left[step.layer] else 0
 
-    def rate(self, step: Routed) -> bool:
-        """Warm up what was used and let the policy know, all at one moment.
+    def rate(self, step: Routed, now: float | None = None) -> bool:
+        """Warm up what was used and let the policy know, all at one moment, `now`.
 
         The tokens are counted. Whether the worth of other layers has changed too.
         """
+        self.seconds = self._clock() if now is None else now
         if not (self._warms or step.layer == self._last):
-            self.seconds = self._clock()
             return self._record(step)
-        self.seconds = self.heat.hold()
+        self.heat.hold(self.seconds)
         try:
             if not self._warms:
                 self._warm(len(step.ids))

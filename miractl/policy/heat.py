@@ -81,10 +81,9 @@ class HeatTable:
             self._window_start = now
         self._tokens += TOKENS_EWMA * (tokens - self._tokens)
 
-    def hold(self) -> float:
-        """Let time stand still until `go_on`; the time now, in seconds of the clock."""
-        self._held = self.clock()
-        return self._held
+    def hold(self, now: float) -> None:
+        """Let time stand still, at a time of the clock, until `go_on`."""
+        self._held = now
 
     def go_on(self) -> None:
         """Let time run again."""

@@ -53,7 +53,7 @@ class PlainSlots(StagedResidency):
     ) -> int:
         """As the protocol says; nobody bets, and nothing can be copied."""
         assert router == NOWHERE
-        self.record(step)
+        self.record(step, known[0])
         return self.ask(step) if whole else Status.PLACED
 
     def ask(self, step: Routed) -> int:
@@ -87,7 +87,7 @@ class PlainSlots(StagedResidency):
         self.arrived = len(arrived)
         for key in arrived:
             self.here.append([key.expert, self.use(key, "used")])
-        for key in (key for key, state in states.items() if state is State.FAILED):
+        for key in (key for key, state in states.items() if state >= State.FAILED):
             self.drop(key)
             self._absent.append(key.expert)
         self.called = [key.expert for key in keys if key in self._staged]

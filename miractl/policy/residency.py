@@ -134,11 +134,14 @@ class Residency:
         """All experts of one role."""
         return frozenset(self._of(role))
 
-    def record(self, step: Routed) -> None:
-        """Tell the policy of a layer's routing, before its experts are looked up."""
+    def record(self, step: Routed, now: float | None = None) -> None:
+        """Tell the policy of a layer's routing, before its experts are looked up.
+
+        `now` on the heat's clock; None: as it says.
+        """
         if self.policy.shifts:
             self._share(step)
-        if self.policy.record(step):
+        if self.policy.record(step, now):
             np.copyto(self._standing, self.policy.worth, where=self._resident)
             for layer in range(len(self._rows)):
                 self._rank(layer)

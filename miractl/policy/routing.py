@@ -64,18 +64,16 @@ class Routed:
 
 
 class OneToken:
-    """The routing of one token, layer by layer, which the next token's takes the place of."""
+    """The routing of one token, layer by layer, which the next token's takes the place of.
+
+    Ids and scores are written where `addresses` say; segments and step come with each token.
+    """
 
     def __init__(self, layers: int, top: int) -> None:
         ids = np.zeros((layers, 1, top), np.int64)
         scores = np.zeros(ids.shape, np.float32)
-        self._steps = [
+        self.top = top
+        self.steps = [
             Routed(layer, ids[layer], scores[layer], (), -1, (a.ctypes.data, b.ctypes.data))
             for layer, (a, b) in enumerate(zip(ids, scores, strict=True))
         ]
-
-    def routed(self, layer: int, segments: tuple[Segment, ...], step: int) -> Routed:
-        """A layer of a step; ids and scores are written where its `addresses` say."""
-        found = self._steps[layer]
-        found.segments, found.step = segments, step
-        return found

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from miractl.native.deciding import Known
+from miractl.native.deciding import Known, tell
 from miractl.native.library import available
 from miractl.native.places import SlotPool
 from miractl.native.residency import BetCounts, Pairs, ResidencyTable, Role
@@ -32,7 +32,7 @@ class SlotTable(Protocol):
     misses: npt.NDArray[np.int64]
     prefetched: npt.NDArray[np.int64]  # [layers, experts]: bets on it
     prefetch_used: npt.NDArray[np.int64]  # those that arrived in time
-    in_vain: npt.NDArray[np.int64]  # [layers]: those that were moved and wasted
+    in_vain: npt.NDArray[np.int64]  # [layers]: bytes moved of those that were wasted
     progress: Progress  # of transfers into the slots of bets
     here: Pairs  # experts of the step that are there, with their slots: residents, then bets
     arrived: int  # how many of them had been bet on
@@ -92,8 +92,11 @@ class SlotTable(Protocol):
         that do not exist.
         """
 
-    def record(self, step: Routed) -> None:
-        """Tell the policy of a layer's routing, before its experts are looked up."""
+    def record(self, step: Routed, now: float | None = None) -> None:
+        """Tell the policy of a layer's routing, before its experts are looked up.
+
+        `now` on the heat's clock; None: as it says.
+        """
 
     def ask(self, step: Routed) -> int:
         """A step needs its experts: look them up, count them, and `place` unless bets come first.
@@ -125,7 +128,7 @@ class SlotTable(Protocol):
 
     @property
     def unwanted(self) -> list[int]:
-        """Bets on the routed layer that have not begun and are not wanted, if there are any."""
+        """Bets on the routed layer that are not done and not wanted, if there are any."""
 
     def drop(self, key: ExpertKey) -> None:
         """A bet ends that nobody has called in: in vain if it was moved."""
@@ -170,34 +173,52 @@ class CompiledSlots(ResidencyTable):
         )
         self.policy = policy
         if policy.rule is not None:
-            self.deciding.kind = policy.rule
+            self.deciding.rate_by(policy.rule)
 
     def decide(
         self, step: Routed, known: Known, whole: bool = True, router: Addresses = NOWHERE
     ) -> int:
         """As the protocol says."""
-        policy, deciding, ids = self.policy, self.deciding, step.ids
-        rule, tokens = policy.leave(step), len(ids)
-        deciding.tell(
-            *(*(step.at or step.addresses), *router, rule, policy.seconds, *known),
-            *(tokens > len(step.segments), step.layer, ids.size, whole),
+        deciding, ids, layer = self.deciding, step.ids, step.layer
+        now, waited, transfer, spent, computed = known
+        rule, prompt = self.policy.leave(step, now), len(ids) > len(step.segments)
+        own_ids, own_scores = step.at or step.addresses
+        told_ids, told_scores = router
+        tell(  # in full, because lists of arguments take their time
+            deciding.memory,
+            0,
+            own_ids,
+            own_scores,
+            told_ids,
+            told_scores,
+            rule,
+            now,
+            waited,
+            transfer,
+            spent,
+            computed,
+            prompt,
+            layer,
+            ids.size,
+            whole,
         )
+        decide, address = deciding.decide, deciding.address
         if not rule:
-            deciding.keep()
-            self.record(step)
-        status = deciding.decide()
+            deciding.keep(address)
+            self.record(step, now)
+        status: int = decide(address)
         if status < 0:
             raise self._unknown(step)
         return self._look(status)
 
-    def record(self, step: Routed) -> None:
+    def record(self, step: Routed, now: float | None = None) -> None:
         """As the protocol says."""
         policy = self.policy
         self._tell(step)
         if policy.shifts:
             self._native.mira_share(self.address)
         self._note(self.address)
-        if policy.rate(step):
+        if policy.rate(step, now):
             self._changed.fill(1)
         self._struct.now = policy.seconds
 

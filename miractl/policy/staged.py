@@ -3,6 +3,7 @@
 The reference of `miractl/native/src/staged.c`, and what installs without the library run.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,8 +21,19 @@ from miractl.policy.routing import Ids
 Counts = npt.NDArray[np.int64]  # [layers, experts]
 
 
+def overrun(passed: float, transfer: float, chunks: int) -> float:
+    """How long a transfer goes on that has had the link for `passed`, when others want it.
+
+    It is left at the end of one of its `chunks`.
+    """
+    if passed >= transfer:
+        return 0.0
+    chunk = transfer / chunks
+    return min(math.ceil(passed / chunk) * chunk, transfer) - passed
+
+
 class Settled(NamedTuple):
-    """Of a routed layer: experts not resident; bets on it that have not begun and are not wanted.
+    """Of a routed layer: experts not resident; bets on it that are not done and not wanted.
 
     Seconds that it would wait without bets, that bets saved of it, and that it waits for others.
     """
@@ -85,9 +97,9 @@ class StagedResidency(Residency):
 
     def drop(self, key: ExpertKey) -> None:
         """A bet ends that nobody has called in: in vain if it was moved."""
-        if self.progress.state[self._staged[key]] == State.DONE:
+        if moved := int(self.progress.moved[self._staged[key]]):
             self.counted["wasted"] += 1
-            self.in_vain[key.layer] += 1
+            self.in_vain[key.layer] += moved
             self.policy.feedback(key, used=False)
         else:
             self.counted["cancelled"] += 1
@@ -106,18 +118,19 @@ class StagedResidency(Residency):
             if place is None:
                 break
             self.evictions += place.evicted is not None
-            self.progress.state[place.slot] = State.QUEUED
+            self.progress.state[place.slot], self.progress.moved[place.slot] = State.QUEUED, 0
             self.counted["issued"] += 1
             self.prefetched[key] += 1
             pairs.append([expert, place.slot])
         return pairs
 
     def judge_bets(
-        self, layer: int, ids: Ids, now: float, transfer: float, compute: float
+        self, layer: int, ids: Ids, now: float, transfer: float, compute: float, chunks: int
     ) -> Settled:
         """A layer is routed: what became of the bets on it; those not wanted are stale.
 
         `compute`: seconds of an expert; those that are there are computed while others come.
+        `chunks`: of a transfer, which others that want the link need not wait for to its end.
         """
         there = self._resident[layer]
         known = np.unique(ids[(ids >= 0) & (ids < len(there))])
@@ -130,21 +143,21 @@ class StagedResidency(Residency):
         self._needed = frozenset(self.keys(layer, wanted))
         for key, slot in self._staged.items():
             own, state = key.layer == layer, State(progress.state[slot])
-            began, finished = float(progress.began[slot]), float(progress.finished[slot])
             right = own and key.expert in wanted
             if own and not right:
                 self._stale.add(key)
-                if state is State.QUEUED:
+                if state < State.DONE:
                     self.unwanted.append(key.expert)
             elif own:
                 self._stale.discard(key)
-            if state is State.QUEUED:
+            if state is State.QUEUED or state > State.DONE:
                 continue
+            until = now if state is State.RUNNING else float(progress.finished[slot])
+            passed = until - float(progress.began[slot])
             if right:
-                until = now if state is State.RUNNING else finished
-                gained += min(transfer, until - began)
+                gained += min(transfer, passed)
             elif state is State.RUNNING:
-                lost = max(lost, transfer - (now - began))
+                lost = max(lost, overrun(passed, transfer, chunks))
         lost = max(0.0, lost - max(0.0, slack)) if missing else 0.0
         return Settled(missing, self.unwanted, stall, min(gained, stall), lost)
 

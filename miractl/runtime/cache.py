@@ -6,9 +6,7 @@ guards the slot table and the counters and is never held while bytes move or exp
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from miractl.native.residency import Pairs, State, Status
 from miractl.policy.keys import ExpertKey
@@ -18,19 +16,16 @@ from miractl.policy.slots import SlotTable
 from miractl.runtime.counters import Counters, SwitchTimes
 from miractl.runtime.host_compute import HostCompute
 from miractl.runtime.host_side import HostSide
-from miractl.runtime.ticket import Ticket
+from miractl.runtime.ticket import ENDED, Ticket
 from miractl.runtime.transfer import Transfers
 
+if TYPE_CHECKING:
+    from miractl.runtime.prefetch import Prefetcher
+
+NOBODY: list[Ticket] = []
 NO_SLOT = -1  # of an expert that is computed on the host, where it lies
-DONE, UNWANTED, PLACED = State.DONE, Status.UNWANTED, Status.PLACED  # looked up once
-ENDED = (State.DONE, State.FAILED)
-
-
-class Bets(Protocol):
-    """Who bets on the next layers."""
-
-    def bet(self, step: Routed, hidden: Any) -> None:
-        """The demands of a layer are on their way; `hidden` [tokens, H] entered it."""
+DONE = State.DONE  # looked up once
+PLACED, UNWANTED, HERE = int(Status.PLACED), int(Status.UNWANTED), int(Status.HERE)
 
 
 class ExpertCache:
@@ -43,19 +38,14 @@ class ExpertCache:
         self,
         residency: SlotTable,
         transfers: Transfers,
-        expert_bytes: Sequence[int],
         clock: Callable[[], float],
         punch: Callable[[str], None] = lambda part: None,
         host: HostCompute | None = None,
     ) -> None:
-        """`expert_bytes` are those of one expert of each layer.
-
-        `punch` is told which part of a step begins. `host`: what misses may be left to.
-        """
+        """`punch` is told which part of a step begins. `host`: what misses may be left to."""
         self.residency, self.transfers = residency, transfers
-        self.bets: Bets | None = None
+        self.bets: Prefetcher | None = None
         self._counters, self.switches = Counters(), SwitchTimes()
-        self.expert_bytes = np.array(expert_bytes)
         self.lock = threading.Lock()
         self._clock, self._punch = clock, punch
         layers, experts = residency.hits.shape
@@ -75,7 +65,7 @@ class ExpertCache:
         counters, bets = self._counters, self.residency.bets
         counters.issued, counters.used, counters.late = bets.issued, bets.used, bets.late
         counters.wasted, counters.cancelled = bets.wasted, bets.cancelled
-        counters.wasted_bytes = int(self.residency.in_vain @ self.expert_bytes)
+        counters.wasted_bytes = int(self.residency.in_vain.sum())
         return counters
 
     def count_step(self, tokens: int) -> None:
@@ -101,9 +91,9 @@ class ExpertCache:
         `whole` is asked for in parts. `hidden` [tokens, H] entered it; `router`: as
         `SlotTable.decide` says.
         """
-        queue, table = self.transfers, self.residency
+        queue, table, clock = self.transfers, self.residency, self._clock
         queue.poll()
-        self._asked = now = self._clock()
+        self._asked = now = clock()
         waited, each = queue.stats.waited_seconds, queue.seconds_each
         with self.lock:
             known = now, waited, each, self._spent, self._computed
@@ -114,8 +104,8 @@ class ExpertCache:
             if whole:
                 self._computed = 0
                 self._find(step, status)
-        if whole and self.bets is not None:
-            self.bets.bet(step, hidden)
+                if self.bets is not None:
+                    self.bets.bet(step, hidden)
         return table.different
 
     def parts(self, step: Routed, hidden: Any, limit: int) -> Iterator[tuple[slice, Routed, int]]:
@@ -131,7 +121,8 @@ class ExpertCache:
         for rows, part in step.parts(limit):
             self._look(part, begins=True)
             if bets is not None:
-                bets.bet(step, hidden)
+                with self.lock:
+                    bets.bet(step, hidden)
                 bets = None
             yield rows, part, self.residency.different
 
@@ -164,7 +155,7 @@ class ExpertCache:
                 punch("waiting")
                 arrived = self._arrived()
                 punch("misses")
-                yield [[ticket.key.expert, ticket.slot] for ticket in arrived]
+                yield arrived
             if table.passing:
                 with self.lock:
                     table.end_transit()
@@ -178,7 +169,7 @@ class ExpertCache:
         """A step ended early: forget the experts whose bytes did not arrive."""
         waiting, self._waiting = self._waiting, []
         for ticket in waiting:
-            if not self.transfers.cancel(ticket):
+            if not self.transfers.abandon(ticket):
                 self.transfers.finish(ticket)
         self._forget(waiting)
         with self.lock:
@@ -209,8 +200,12 @@ class ExpertCache:
 
         The rest waits for another wave. `status` is the table's, which has been asked.
         """
-        table, keys, host = self.residency, self._keys[step.layer], self._host
+        table, host = self.residency, self._host
         self._here = here = table.here
+        if status == HERE and host is None:
+            self._waiting = NOBODY
+            return
+        keys = self._keys[step.layer]
         coming: dict[ExpertKey, Ticket] = {}
         if table.arrived:
             for _, slot in here[-table.arrived :]:
@@ -231,26 +226,24 @@ class ExpertCache:
             submit = self.transfers.submit
             self._waiting += [submit(keys[expert], slot) for expert, slot in placed]
 
-    def _arrived(self) -> list[Ticket]:
-        """Those that are waited for and there, at least one."""
-        waiting = self._waiting
-        self.transfers.poll()
-        arrived = [ticket for ticket in waiting if ticket.state in ENDED]
-        if not arrived:
-            self._wait(waiting[0])
-            arrived = [ticket for ticket in waiting if ticket.state in ENDED]
+    def _arrived(self) -> Pairs:
+        """Those that are waited for and there, or cannot be brought; at least one."""
+        queue, asked, wait = self.transfers, self._asked, self._wait
+        queue.poll()
+        if not any(ticket.state in ENDED for ticket in self._waiting):
+            wait(self._waiting[0])
+        arrived: list[Ticket] = []
+        left: list[Ticket] = []
+        for ticket in self._waiting:
+            (arrived if ticket.state in ENDED else left).append(ticket)
         for ticket in arrived:
-            self._wait(ticket)
+            wait(ticket)
         if self.lost:  # nobody gets their slots before the step is through
             self._forget(arrived)
+        self._waiting = left
         with self.lock:
-            self.switches.add([ticket.finished_at - self._asked for ticket in arrived])
-        self._waiting = (
-            []
-            if len(arrived) == len(waiting)
-            else [ticket for ticket in waiting if ticket not in arrived]
-        )
-        return arrived
+            self.switches.add([ticket.finished_at - asked for ticket in arrived])
+        return [[ticket.key.expert, ticket.slot] for ticket in arrived]
 
     def _wait(self, ticket: Ticket) -> None:
         try:
@@ -259,16 +252,16 @@ class ExpertCache:
             self.lost[ticket.key.expert] = error
 
     def _cancel_bets(self, layer: int) -> None:
-        """End bets on a layer that have not begun and that it does not want."""
+        """End bets on a layer that it does not want, at once or where they can be left."""
         for expert in self.residency.unwanted:
             key = self._keys[layer][expert]
-            if self.transfers.cancel(self._ticket(key)):
+            if self.transfers.abandon(self._ticket(key)):
                 self.residency.drop(key)
 
     def _await(self, coming: dict[ExpertKey, Ticket]) -> None:
         """Transfers under way are waited for."""
         for key, ticket in coming.items():
-            self.transfers.overtake(ticket)
+            coming[key] = self.transfers.overtake(ticket)
             if self.residency.is_staged(key):
                 self.residency.call_in(key.expert)
         self._counters.waited += len(coming)

@@ -123,7 +123,7 @@ class LayerStep:
 
         None where what is kept is not of these sequences.
         """
-        h, y = torch.empty_like(x), torch.empty(now.tokens, x.shape[2])
+        h, y = torch.empty(now.shape), torch.empty(now.tokens, now.shape[2])
         where = now.tokens, x.data_ptr(), now.where, h.data_ptr(), y.data_ptr(), self._pool
         if self._run(ctypes.addressof(kept), *where):
             return h, y

@@ -47,7 +47,8 @@ from miractl.runtime.source import ExpertSource
 from miractl.runtime.stopwatch import Stopwatch, kernel_reads, watch
 from miractl.runtime.streams import CudaStreams
 from miractl.runtime.tokenizer import load_tokenizer
-from miractl.runtime.transfer import TransferQueue, Transfers
+from miractl.runtime.transfer import Transfers
+from miractl.runtime.transfer_queue import TransferQueue
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
 from miractl.telemetry.timeline import Timeline
@@ -123,7 +124,7 @@ class Engine:
         self.cache = ExpertCache(
             make_table(self._pools(), plan.staging_limit, self.brain),
             transfers,
-            *([plan.bytes_in(pool) for pool in plan.of_layer], deciding, self.stopwatch.begin),
+            *(deciding, self.stopwatch.begin),
             host=host_for(options, transfers),
         )
         self.prefetcher: Prefetcher | None = None

@@ -37,8 +37,10 @@ class HostCompute:
         self.rates.copy = each or None
         missing = [Missing(key, tokens[key.expert]) for key in absent]
         for key, ticket in coming.items():
-            running = ticket.state is State.RUNNING
-            arrives = max(0.0, ticket.began_at + each - now) if running else backlog + each
+            passed = ticket.passed if ticket.state is State.PAUSED else 0.0
+            arrives = backlog + each - passed
+            if ticket.state is State.RUNNING:
+                arrives = max(0.0, ticket.began_at + each - now)
             missing.append(Missing(key, tokens[key.expert], arrives))
         chosen = place(missing, backlog, self.rates)
         return {key for key, where in chosen.items() if where is Place.HOST}

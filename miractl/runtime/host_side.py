@@ -8,11 +8,10 @@ from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed
 from miractl.policy.slots import SlotTable
 from miractl.runtime.host_compute import HostCompute
-from miractl.runtime.ticket import BACKGROUND, Ticket
+from miractl.runtime.ticket import BACKGROUND, UNDER_WAY, Ticket
 from miractl.runtime.transfer import Transfers
 
 FILLS = 4  # experts at most that are copied for later, once the host has computed them
-UNDER_WAY = (State.QUEUED, State.RUNNING)
 
 
 class HostSide:
@@ -86,7 +85,7 @@ class HostSide:
             if self._table.slot_of(key) == ticket.slot:
                 continue
             del self._filling[key]
-            if not self._transfers.cancel(ticket):
+            if not self._transfers.abandon(ticket):
                 self._transfers.finish(ticket)
 
     def _fill(self, key: ExpertKey, slot: int) -> None:

@@ -25,6 +25,7 @@ class GrowingLayer(DynamicLayer):
 
     _rooms: Pair | None = None  # None: what is kept was set from outside
     _kept: Kept | None = None  # the rooms as the library takes them; it counts their tokens
+    _is_usual = False  # whether it can
 
     def __init__(self, **kwargs: Any) -> None:
         self._set: list[torch.Tensor | None] = [None, None]
@@ -85,11 +86,7 @@ class GrowingLayer(DynamicLayer):
         None where nothing is kept yet, or something else than float32 on the CPU. There may be no
         room for the next token before `make_room`.
         """
-        kept, rooms = self._kept, self._rooms
-        if kept is None or rooms is None or rooms[0].dtype is not torch.float32:
-            return None
-        alike = rooms[0].shape == rooms[1].shape and rooms[1].dtype is torch.float32
-        return kept if alike and rooms[0].device.type == "cpu" else None
+        return self._kept if self._is_usual else None
 
     def make_room(self) -> None:
         """Have room for one more token, if there is one already."""
@@ -105,6 +102,7 @@ class GrowingLayer(DynamicLayer):
             old = (self.keys, self.values) if length else (None, None)
             rooms = _room(old[0], like[0], room), _room(old[1], like[1], room)
             self._rooms, self._set, self._kept = rooms, [None, None], _kept_in(rooms, length)
+            self._is_usual = _is_usual(*rooms)
         return rooms
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GrowingLayer":
@@ -137,3 +135,8 @@ def _kept_in(rooms: Pair, tokens: int) -> Kept:
     batch, heads, room, dim = keys.shape
     where = keys.data_ptr(), values.data_ptr()
     return Kept(*where, batch, heads, dim, room, *keys.stride()[:3], tokens)
+
+
+def _is_usual(keys: torch.Tensor, values: torch.Tensor) -> bool:
+    floats = keys.dtype is values.dtype is torch.float32
+    return floats and keys.device.type == "cpu" and keys.shape == values.shape

@@ -17,6 +17,7 @@ from miractl.native.predictor import Foretold
 from miractl.policy.prediction import Probabilities
 from miractl.policy.routing import Routed
 
+INT64, FLOAT32 = torch.int64, torch.float32  # looked up once
 Router = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 
@@ -80,7 +81,7 @@ class Lookahead:
         self._places: tuple[int, int | None] | None = None
         self._guess: Probabilities = np.zeros(experts)
         self._told = Foretold(self._guess)
-        self._layers, self._shape = len(routers), torch.Size()
+        self._layers, self._count = len(routers), 0  # and of ids that a router named last
 
     def observe(self, step: Routed, hidden: torch.Tensor) -> None:
         """Keep the states [T, H] until they are asked about."""
@@ -94,19 +95,14 @@ class Lookahead:
         layer = self._layer + ahead
         if layer >= self._layers:
             return None
-        answer = self._routers[layer](self._hidden)
-        if self._places is None:
-            self._places = _places(answer)
-        where, beside = self._places
-        ids, told = plain(answer[where], torch.int64), self._told
-        weights = None if beside is None else plain(answer[beside], torch.float32)
-        if ids.shape != self._shape:
-            self._shape = ids.shape
-            told.top = ids.shape[-1]
-            told.tokens = ids.numel() // told.top
-        told.ids = ids.data_ptr()
-        told.weights = None if weights is None else weights.data_ptr()
-        told.take()
+        answer, told = self._routers[layer](self._hidden), self._told
+        where, beside = self._places or _places(answer)
+        ids = plain(answer[where], INT64)
+        weights = None if beside is None else plain(answer[beside], FLOAT32)
+        if ids.numel() != self._count:
+            self._places, self._count = (where, beside), ids.numel()
+            told.shape(ids.numel() // ids.shape[-1], ids.shape[-1])
+        told.take(ids.data_ptr(), 0 if weights is None else weights.data_ptr())
         return self._guess
 
     def fade(self) -> None:
@@ -127,6 +123,6 @@ def _places(answer: Sequence[Any]) -> tuple[int, int | None]:
 
 def plain(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """In memory of the CPU, without gaps."""
-    if values.dtype is not dtype or values.is_cuda or not values.is_contiguous():
-        values = values.to("cpu", dtype).contiguous()
-    return values
+    if values.dtype is dtype and values.is_cpu and values.is_contiguous():
+        return values
+    return values.to("cpu", dtype).contiguous()

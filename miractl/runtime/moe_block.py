@@ -28,20 +28,19 @@ class RoutedBlock:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of x [T, H] without gaps."""
-        if not self._is_for_us(x) or (chosen := self._pick(x, self._pool)) is None:
+        gate, experts = self._gate, self._experts
+        is_for_us = x.shape[0] <= MOST_TOKENS and not (
+            gate._forward_hooks or gate._forward_pre_hooks_with_kwargs
+        )
+        for hear in gate._forward_pre_hooks.values():
+            # Who listens is told; who wants the router to see something else gets the stock block.
+            is_for_us = is_for_us and hear(gate, (x,)) is None
+        chosen = self._pick(x, self._pool) if is_for_us else None
+        if chosen is None:
             return self._stock(x)
-        scores, ids = chosen
-        experts = self._experts
         layer, runner = experts._miractl
-        answer: torch.Tensor = runner.run(layer, experts, x, ids, scores)
+        answer: torch.Tensor = runner.run(layer, experts, x, chosen[1], chosen[0])
         return answer
-
-    def _is_for_us(self, x: torch.Tensor) -> bool:
-        """Whether there are few tokens, and nobody who listens to the router wants others."""
-        gate = self._gate
-        if x.shape[0] > MOST_TOKENS or gate._forward_hooks or gate._forward_pre_hooks_with_kwargs:
-            return False
-        return all(hear(gate, (x,)) is None for hear in gate._forward_pre_hooks.values())
 
 
 def stock(block: torch.nn.Module) -> Rest:

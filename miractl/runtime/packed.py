@@ -6,7 +6,8 @@ decoded on arrival.
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,11 +18,14 @@ from miractl.checkpoint.record import Part, Quantized, Record
 from miractl.native import available, dequantize, reference
 from miractl.native.layout import RECORD_ALIGNMENT, MatrixShape
 from miractl.native.memory import aligned_empty
+from miractl.plan.chunks import DISK_CHUNK, chunks_of
 from miractl.policy.keys import ExpertKey
+from miractl.probe.direct_file import PAGE
 from miractl.runtime.arena import Shapes
 from miractl.runtime.decode import TORCH_DTYPES, decode
 from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.source import Views
+from miractl.runtime.ticket import Course, carry_out
 
 Bytes = NDArray[np.uint8]
 RECORD = "record"  # the one part of a slot that holds records, uint8 [record.nbytes]
@@ -47,13 +51,25 @@ class PackedSource:
         """Bytes of one record."""
         return self._manifest.record.nbytes
 
+    def chunks(self, key: ExpertKey, slot: Views) -> int:
+        """Into how many chunks a record is divided; one that is converted is read whole."""
+        size = self._manifest.record.nbytes
+        return chunks_of(size, DISK_CHUNK) if self._in_place(slot) else 1
+
     def read(self, key: ExpertKey, slot: Views) -> int:
         """Fill a slot with one expert; returns the bytes fetched. Raises MiractlError."""
+        return carry_out(self.course(key, slot, 1))
+
+    def course(self, key: ExpertKey, slot: Views, chunks: int) -> Course:
+        """The same, in so many chunks or fewer."""
         record, start = self._manifest.record, self._manifest.offset(*key)
-        if RECORD in slot:
-            return self._files.scatter([slot[RECORD]], self._path, start)
-        if record.quantized is None and (buffers := _in_place(record.parts, slot)):
-            return self._files.scatter(buffers, self._path, start)
+        if buffers := self._in_place(slot):
+            fetched = 0
+            for at, part in _divided(buffers, chunks):
+                if at:
+                    yield fetched
+                fetched += self._files.scatter(part, self._path, start + at)
+            return fetched
         raw = self._buffer()
         fetched = self._files.scatter([torch.from_numpy(raw)], self._path, start)
         if record.quantized is None:
@@ -61,6 +77,13 @@ class PackedSource:
         else:
             fill_slot(record.quantized, raw, slot)
         return fetched
+
+    def _in_place(self, slot: Views) -> list[torch.Tensor]:
+        """The memory that a record is read into as it is; empty where it has to be converted."""
+        if RECORD in slot:
+            return [slot[RECORD]]
+        record = self._manifest.record
+        return [] if record.quantized is not None else _in_place(record.parts, slot)
 
     def _buffer(self) -> Bytes:
         if not hasattr(self._buffers, "record"):
@@ -105,6 +128,18 @@ def _in_place(parts: tuple[Part, ...], slot: Views) -> list[torch.Tensor]:
         buffers += [gap, target.reshape(-1).view(torch.uint8)]
         end = source.start + source.nbytes
     return buffers
+
+
+def _divided(buffers: list[torch.Tensor], chunks: int) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """Bytes in as many parts, of whole pages each but for the last, and where each begins."""
+    size = sum(map(len, buffers))
+    ends = [size * number // chunks // PAGE * PAGE for number in range(chunks)] + [size]
+    for first, last in pairwise(ends):
+        at, part = 0, []
+        for buffer in buffers:
+            part.append(buffer[max(0, first - at) : max(0, last - at)])
+            at += len(buffer)
+        yield first, [view for view in part if len(view)]
 
 
 def _place(parts: tuple[Part, ...], raw: Bytes, slot: Views) -> None:

@@ -15,9 +15,6 @@ from miractl.policy.prediction import Predictor
 from miractl.policy.routing import Routed
 from miractl.runtime.cache import ExpertCache
 
-RATE = 0.05  # weight of the newest layer in what deciding takes
-EVERY, TRIED = 256, 16  # layers, of which so many in a row are tried where bets do not pay
-
 
 class Prefetcher:
     """Turns guesses into bets. Called by the layer that runs, one at a time."""
@@ -36,29 +33,26 @@ class Prefetcher:
         table = cache.residency
         assert isinstance(table, ResidencyTable)  # as there is the library
         sizes = *table.hits.shape, table.staging_limit
-        self.bets = Bets(BetsState(*sizes, classes=2 * horizon))
+        chunks = cache.transfers.chunks
+        self.bets = Bets(BetsState(*sizes, classes=2 * horizon, chunks=chunks))
         self.ahead = Ahead(self.bets, table, horizon, confidence, clock())
         self._cache, cache.bets = cache, self
         self._reach, self._clock = range(1, horizon + 1), clock
-        self._deciding = 0.0  # seconds that it takes to bet; 0: not known yet
-        self._unpaid = 0  # layers that deciding was too dear for
 
     def bet(self, step: Routed, hidden: Any) -> None:
         """Learn from the layer, then bet on those after it; `hidden` [tokens, H] entered it.
 
-        Where deciding takes longer than bets are expected to save, there are none, but for a few in
-        a row now and then, by which it is seen when that changes.
+        There are none where they take too long to decide on. The caller holds the cache's lock.
         """
-        predictor, ahead, deciding = self.predictor, self.ahead, self._deciding
+        predictor, ahead, clock = self.predictor, self.ahead, self._clock
         predictor.observe(step, hidden)
-        if ahead.prize < deciding:
-            self._unpaid = (self._unpaid + 1) % EVERY
-            if self._unpaid < EVERY - TRIED:
-                return
-        clock, cache = self._clock, self._cache
-        began, queue = clock(), cache.transfers
+        if ahead.skips:
+            return
+        began, cache = clock(), self._cache
+        queue = cache.transfers
         each = queue.seconds_each
-        ahead.begin(began, each, *queue.pending)
+        demands, under_way = queue.pending
+        ahead.begin(began, each, demands, under_way)
         for layers in self._reach:
             # A transfer that takes less than the layers between can be begun later.
             if layers > 1 and each < (layers - 1) * ahead.times.at.compute:
@@ -68,11 +62,7 @@ class Prefetcher:
                 if layers == 1:  # no layer comes after this: what that takes says nothing
                     return
                 break
-            with cache.lock:
-                placed = ahead.place(layers, guess)
-                if placed:
-                    cache.issue(step.layer + layers, placed, guess)
-        seconds = clock() - began
-        if deciding:  # a pause of the thread looks like long deciding
-            seconds = deciding + RATE * (min(seconds, 2 * deciding) - deciding)
-        self._deciding = seconds
+            placed = ahead.place(layers, guess)
+            if placed:
+                cache.issue(step.layer + layers, placed, guess)
+        ahead.took = clock() - began

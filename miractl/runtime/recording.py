@@ -48,7 +48,7 @@ class Recording:
 
     def link(self, transfers: Transfers) -> Transfers:
         """The link to decide by."""
-        return TapedLink(self._tape, self.clock, transfers)
+        return TapedLink(self._tape, self.clock, transfers.chunks, transfers)
 
     def guesses(self, predictor: Predictor, experts: int) -> Predictor:
         """The predictor to decide by; one that goes by the routing alone repeats itself."""
@@ -160,6 +160,7 @@ def served_by(engine: "Engine") -> Served:
         policy=engine.policy,
         ways=engine.cache.residency.ways,
         staged=engine.plan.staging_limit,
+        chunks=engine.cache.transfers.chunks,
         prediction=None if prefetcher is None else prefetcher.predictor.mode,
         host=None if options.emulate_link is None else options.host_compute or "auto",
         warm=memory is not None and memory.exists(),

@@ -92,11 +92,11 @@ class _Run:
         heat = heat_for(*sizes, served.parameters, self._now)
         each = sum(slots[1]) / routing.layers
         self.brain = Brain(make_policy(served.policy, routing.top, each, heat), heat)
-        link = TapedLink(self.tape, told)
+        link = TapedLink(self.tape, told, served.chunks)
         host = None if served.host in (None, "off") else HostCompute(link, served.host == "on")
         self.cache = ExpertCache(
             make_slots(slots[0], served.ways, served.staged, self.brain),
-            *(link, [trace.expert_bytes or 1] * routing.layers, told),
+            *(link, told),
             host=host,
         )
         self.steps = 0  # that are through

@@ -9,12 +9,14 @@ from miractl.policy.routing import Ids, OneToken, Routed
 from miractl.policy.slots import CompiledSlots
 from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import Compute
-from miractl.runtime.lookahead import plain
+from miractl.runtime.lookahead import FLOAT32, INT64, plain
 from miractl.runtime.losses import Losses
 from miractl.runtime.mixture import PART_BYTES
 from miractl.runtime.recording import Recording
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.stopwatch import Stopwatch
+
+is_grad_enabled = torch.is_grad_enabled  # looked up once
 
 
 class LayerRuns:
@@ -32,9 +34,8 @@ class LayerRuns:
         self.stopwatch, self._punch = stopwatch, stopwatch.begin
         self.cache, self.compute = cache, compute
         self.sequences, self.recording = sequences, recording
-        # Only the library can copy a router's answer; a recording keeps what is recorded.
-        self._copies = recording is None and isinstance(cache.residency, CompiledSlots)
-        self._token: OneToken | None = None
+        self._token: list[Routed] = []  # of each layer, where one token's routing stays
+        self._top = 0  # experts of such a token
         self.losses = losses or Losses()
         self._one_at_a_time = threading.Lock()
 
@@ -47,7 +48,7 @@ class LayerRuns:
         scores: torch.Tensor,
     ) -> torch.Tensor:
         """Compute x [T, H] by ids and scores [T, k] -> [T, H]; long steps are split over tokens."""
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             with torch.no_grad():
                 return self.run(layer, module, x, ids, scores)
         punch = self._punch
@@ -55,8 +56,8 @@ class LayerRuns:
         with self._one_at_a_time:
             try:
                 if layer == 0:
-                    self.cache.count_step(len(ids))
-                if self._copies and ids.shape[0] == 1:
+                    self._begin(ids)
+                if ids.numel() == self._top:
                     return self._one(layer, module, x, ids, scores)
                 return self._several(layer, module, x, ids, scores)
             except BaseException:
@@ -64,6 +65,15 @@ class LayerRuns:
                 raise
             finally:
                 punch("attention")
+
+    def _begin(self, ids: torch.Tensor) -> None:
+        """A step begins."""
+        tokens, top = ids.shape
+        table = self.cache.residency
+        self.cache.count_step(tokens)
+        # Only the library can copy a router's answer; a recording keeps what is recorded.
+        if self.recording is None and isinstance(table, CompiledSlots) and top != self._top:
+            self._token, self._top = OneToken(len(table.hits), top).steps, top
 
     def _one(
         self,
@@ -74,13 +84,10 @@ class LayerRuns:
         scores: torch.Tensor,
     ) -> torch.Tensor:
         """A step of one token, whose routing is copied to where the last one's was."""
-        cache, sequences, token = self.cache, self.sequences, self._token
-        own, gates = plain(ids, torch.int64), plain(scores, torch.float32)
-        if token is None:
-            layers = len(cache.residency.hits)
-            token = self._token = OneToken(layers, ids.shape[1])
-        step = token.routed(layer, sequences.segments(1), sequences.step)
-        different = cache.route(step, x, router=(own.data_ptr(), gates.data_ptr()))
+        own, gates = plain(ids, INT64), plain(scores, FLOAT32)
+        step, sequences, cache = self._token[layer], self.sequences, self.cache
+        step.segments, step.step = sequences.alone, sequences.step
+        different = cache.route(step, x, True, (own.data_ptr(), gates.data_ptr()))
         y = self.compute.mix(layer, module, x, step.ids, scores, different, cache.serve(step))
         if cache.lost:
             self._lose(step.ids, y, 0, 1)
@@ -124,7 +131,7 @@ class LayerRuns:
     def _routed(self, layer: int, ids: torch.Tensor, scores: torch.Tensor) -> Routed:
         if self.recording is not None:
             scores = scores.to(torch.float16)  # as it is recorded: this decides, and computes not
-        ids, scores = plain(ids, torch.int64), plain(scores, torch.float32)  # read back, once
+        ids, scores = plain(ids, INT64), plain(scores, FLOAT32)  # read back, once
         at, sequences = (ids.data_ptr(), scores.data_ptr()), self.sequences
         own = ids.numpy()
         segments = sequences.segments(len(own))

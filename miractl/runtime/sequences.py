@@ -25,6 +25,7 @@ Run = tuple[int | None, int]  # position of the first token, None for padding; a
 PATIENCE = 64  # steps
 MOST = 1024  # live sequences
 CACHES = "cache", "past_key_values"  # what models call their keys and values
+NOBODYS_TOKEN = Segment(NOBODY, 0, 1, 0)
 
 
 class Sequences:
@@ -35,6 +36,7 @@ class Sequences:
         self._names = itertools.count()
         self._live: dict[int, tuple[int, int]] = {}  # name: last position, step seen last
         self._segments: tuple[Segment, ...] = ()
+        self.alone: tuple[Segment, ...] = (NOBODYS_TOKEN,)  # segments of a pass of one token
 
     def watch(self, model: torch.nn.Module) -> None:
         """Let the model tell of its passes."""
@@ -44,7 +46,7 @@ class Sequences:
         """The segments of the pass under way; nobody's if it has not told of so many rows."""
         if self._segments and self._segments[-1].stop == rows:
             return self._segments
-        return (Segment(NOBODY, 0, rows, 0),)
+        return (NOBODYS_TOKEN,) if rows == 1 else (Segment(NOBODY, 0, rows, 0),)
 
     @property
     def current(self) -> tuple[Segment, ...]:
@@ -63,6 +65,7 @@ class Sequences:
             segments.append(Segment(name, at, at + length, position or 0))
             at += length
         self._segments = tuple(segments)
+        self.alone = self.segments(1)
         while len(self._live) > MOST:
             del self._live[next(iter(self._live))]
 

@@ -29,10 +29,12 @@ from transformers.core_model_loading import (
 from miractl.checkpoint.encoding import PLAIN, StoredTensor
 from miractl.checkpoint.header import TensorRange
 from miractl.errors import MiractlError
+from miractl.plan.chunks import DISK_CHUNK, chunks_of
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.decode import decode
 from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.hollow import expert_count, own_parameters
+from miractl.runtime.ticket import Course, carry_out
 
 Views = Mapping[str, torch.Tensor]  # parameter name -> [...] view of one slot
 
@@ -59,6 +61,15 @@ class ExpertSource(Protocol):
     def stored_bytes(self, key: ExpertKey) -> int:
         """Bytes of one expert on disk."""
 
+    def chunks(self, key: ExpertKey, slot: Views) -> int:
+        """Into how many chunks the reading of an expert may be divided, and lose nothing."""
+
+    def course(self, key: ExpertKey, slot: Views, chunks: int) -> Course:
+        """Fill a slot with one expert, in so many chunks or fewer; counts the bytes fetched.
+
+        Nothing of the calling thread is in use where it yields. Raises MiractlError.
+        """
+
     def read(self, key: ExpertKey, slot: Views) -> int:
         """Fill a slot with one expert; returns the bytes fetched. Raises MiractlError."""
 
@@ -82,10 +93,20 @@ class CheckpointSource:
         """Bytes of one expert on disk."""
         return sum(piece.source.nbytes for piece in self.pieces[key])
 
+    def chunks(self, key: ExpertKey, slot: Views) -> int:
+        """As the protocol says: what is stored apart is read apart."""
+        return min(len(self.pieces[key]), chunks_of(self.stored_bytes(key), DISK_CHUNK))
+
     def read(self, key: ExpertKey, slot: Views) -> int:
-        """Fill a slot with one expert; returns the bytes fetched. Raises MiractlError."""
+        """As the protocol says."""
+        return carry_out(self.course(key, slot, 1))
+
+    def course(self, key: ExpertKey, slot: Views, chunks: int) -> Course:
+        """As the protocol says."""
         fetched = 0
-        for piece in self.pieces[key]:
+        for number, piece in enumerate(self.pieces[key]):
+            if number and chunks > 1:
+                yield fetched
             source, target = piece.source, slot[piece.parameter]
             raw = [self._buffer(part, number) for number, part in enumerate(source.ranges)]
             for buffer, part in zip(raw, source.ranges, strict=True):

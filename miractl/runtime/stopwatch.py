@@ -43,9 +43,9 @@ class Stopwatch:
 
     def begin(self, part: str) -> None:
         """What follows belongs to `part`. Outside of a step nothing is timed."""
-        ends = self.part
+        ends, clock = self.part, self._clock
         if ends is not None:
-            now = self._clock()
+            now = clock()
             self._seconds[ends] += now - self._since
             self._since = now
             self.part = part

@@ -1,8 +1,8 @@
 """A link as decisions see it: its transfers change when they look at it, and the tape has that.
 
 What a look tells: seconds of a transfer, seconds waited in all, and of every transfer whose state
-has changed how many were submitted since, its state, and when it began and finished, as of the last
-look at the clock. Nothing at all where everything is as it was.
+has changed how many were submitted since, its state, when it began and finished, as of the last
+look at the clock, and the bytes that it has moved. Nothing at all where everything is as it was.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,14 @@ from miractl.native.residency import State
 from miractl.native.residency_layout import Progress
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.tape import NANOSECONDS, Kind, Numbers, PartedError, Tape, TapedClock, confirm
-from miractl.runtime.ticket import DEMAND, Ticket
+from miractl.runtime.ticket import DEMAND, ENDED, Ticket
 from miractl.runtime.transfer import Transfers, TransferStats
 
 STATES = tuple(State)
-MOVED = (State.DONE, State.FAILED)
-CHANGE = 4  # numbers of a transfer
+STOPPED = (State.PAUSED, *ENDED)
+TIMED = (State.PAUSED, State.DONE, State.FAILED)  # when it was cancelled matters to nobody
+CHANGE = 5  # numbers of a transfer
+ANEW = -1  # turns of a ticket that another has taken the place of
 
 
 @dataclass(slots=True, eq=False)
@@ -27,13 +29,18 @@ class TapedTicket(Ticket):
 
     number: int = 0
     real: Any = None  # the Ticket, where there is a link
+    seen: int = 0  # turns of that one
 
 
 class TapedLink:
     """Transfers by another link, None where the tape is read. For the thread that decides."""
 
-    def __init__(self, tape: Tape, clock: TapedClock, link: Transfers | None = None) -> None:
+    def __init__(
+        self, tape: Tape, clock: TapedClock, chunks: int, link: Transfers | None = None
+    ) -> None:
+        """`chunks` of a transfer, as the link has them."""
         self._tape, self._clock, self._link = tape, clock, link
+        self.chunks = chunks
         self._times = [0, 0]  # of a transfer, and waited
         self._submitted = 0
         self._open: dict[int, TapedTicket] = {}  # by number, until they are over
@@ -82,17 +89,26 @@ class TapedLink:
         self._submitted += 1
         return ticket
 
-    def overtake(self, ticket: Ticket) -> None:
-        """As the protocol says."""
-        if ticket.state is State.QUEUED:
-            ticket.rank = DEMAND
+    def overtake(self, ticket: Ticket) -> Ticket:
+        """As the protocol says; the ticket is the same, whoever carries it out."""
+        assert isinstance(ticket, TapedTicket)
+        ticket.rank = DEMAND
         if self._link is not None:
-            self._link.overtake(_real(ticket))
+            real = self._link.overtake(ticket.real)
+            if real is not ticket.real:
+                ticket.real, ticket.seen = real, ANEW
+        return ticket
 
     def cancel(self, ticket: Ticket) -> bool:
         """As the protocol says."""
         if self._is_open(ticket):
             self._look(lambda: self._real.cancel(_real(ticket)))
+        return ticket.state is State.CANCELLED
+
+    def abandon(self, ticket: Ticket) -> bool:
+        """As the protocol says."""
+        if self._is_open(ticket):
+            self._look(lambda: self._real.abandon(_real(ticket)))
         return ticket.state is State.CANCELLED
 
     def poll(self) -> None:
@@ -146,27 +162,27 @@ class TapedLink:
         seen = [round(seconds * NANOSECONDS) for seconds in now]
         for number, ticket in self._open.items():
             real: Ticket = ticket.real
-            state = real.state  # first: times are there before the state that they belong to
-            if state is ticket.state:
+            turns, state = real.turns, real.state  # first: times are there before their state
+            if turns == ticket.seen:
                 continue
-            began = clock.since(real.began_at) if state in (State.RUNNING, *MOVED) else 0
-            finished = clock.since(real.finished_at) if state in MOVED else 0
-            seen += (self._submitted - number, STATES.index(state), began, finished)
+            ticket.seen, moved = turns, real.moved if state in STOPPED else 0
+            began = clock.since(real.began_at) if state in (State.RUNNING, *TIMED) else 0
+            finished = clock.since(real.finished_at) if state in TIMED else 0
+            seen += (self._submitted - number, STATES.index(state), began, finished, moved)
         return [] if seen == self._times else seen
 
-    def _change(self, back: int, state: int, began: int, finished: int) -> None:
+    def _change(self, back: int, state: int, began: int, finished: int, moved: int) -> None:
         """Raises PartedError for what is no transfer."""
         ticket = self._open.get(self._submitted - back)
         if ticket is None or not 0 <= state < len(STATES):
             raise PartedError(f"no transfer {back} back with a state {state}")
-        found = STATES[state]
-        if found in (State.RUNNING, *MOVED):
+        found, ticket.state = STATES[state], State.QUEUED
+        if found is not State.QUEUED:
             ticket.begin(self._clock.time(began))
-        if found in MOVED:
+        if found in STOPPED:
+            ticket.moved = moved
             ticket.end(self._clock.time(finished), found)
-        if found is State.CANCELLED:
-            ticket.cancel()
-        if found is not State.RUNNING:
+        if found in ENDED:
             del self._open[ticket.number]
 
 

@@ -1,6 +1,7 @@
 """One transfer of an expert into a slot, from its demand or bet to its end."""
 
 import threading
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from miractl.native.residency import State
@@ -9,6 +10,22 @@ from miractl.policy.keys import ExpertKey
 
 DEMAND = -1.0  # sorts before every bet, whose rank is 1 - probability
 BACKGROUND = 2.0  # sorts behind every bet
+WAITING = (State.QUEUED, State.PAUSED)  # nobody carries it out
+UNDER_WAY = (*WAITING, State.RUNNING)
+ENDED = (State.DONE, State.FAILED, State.CANCELLED)
+
+# A transfer as it is carried out: yields the bytes moved so far wherever it can be left, returns
+# all. What is closed before its end has moved no more than it said.
+Course = Generator[int, None, int]
+
+
+def carry_out(course: Course) -> int:
+    """Go on to the end; returns the bytes moved. Raises what the course raises."""
+    while True:
+        try:
+            next(course)
+        except StopIteration as end:
+            return int(end.value)
 
 
 class Finish:
@@ -45,8 +62,14 @@ class Ticket:
     progress: Progress | None = None  # to be told of it as well
     state: State = State.QUEUED
     error: BaseException | None = None
-    began_at: float = 0.0  # clock's time, once begun
-    finished_at: float = 0.0  # clock's time, once finished
+    began_at: float = 0.0  # clock's time, once begun; pauses are left out: so much later
+    finished_at: float = 0.0  # clock's time, once finished or paused
+    moved: int = 0  # bytes so far
+    turns: int = 0  # changes of state
+    is_unwanted: bool = False  # to be given up where it can be left
+    since: float = 0.0  # clock's time at which it was begun or taken up again
+    own: float = 0.0  # seconds before that in which the link was its own
+    course: Course | None = None  # of one that has begun, where somebody carries it out
     finished: Finish = field(default_factory=Finish)
 
     @property
@@ -54,22 +77,35 @@ class Ticket:
         """Whether a step waits for it."""
         return self.rank == DEMAND
 
+    @property
+    def passed(self) -> float:
+        """Seconds that a transfer which is not under way has had the link."""
+        return self.finished_at - self.began_at
+
     def begin(self, now: float) -> None:
-        """It is being carried out."""
-        self.began_at, self.state = now, State.RUNNING
+        """It is being carried out, for the first time or again."""
+        if self.state is State.PAUSED:
+            now -= self.passed
+        self.began_at = now
         if self.progress is not None:
             self.progress.began[self.slot] = now
-            self.progress.state[self.slot] = State.RUNNING
+        self._become(State.RUNNING)
 
     def end(self, now: float, state: State) -> None:
-        """It is done or has failed."""
-        self.finished_at, self.state = now, state
+        """It is paused or given up, it is done or has failed."""
+        self.finished_at = now
         if self.progress is not None:
             self.progress.finished[self.slot] = now
-            self.progress.state[self.slot] = state
+            self.progress.moved[self.slot] = self.moved
+        self._become(state)
 
     def cancel(self) -> None:
         """It will not be carried out: its slot is somebody else's from now on."""
-        self.state = State.CANCELLED
+        self._become(State.CANCELLED)
+
+    def _become(self, state: State) -> None:
+        """The state comes last: times and bytes are there before it."""
+        self.state = state
         if self.progress is not None:
-            self.progress.state[self.slot] = State.CANCELLED
+            self.progress.state[self.slot] = state
+        self.turns += 1

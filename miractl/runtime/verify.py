@@ -13,7 +13,6 @@ to give the very bits of a run with every expert resident.
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,7 +32,9 @@ from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.layer_proof import Recorded, record_layers, relative_error
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.outline import Outline, read_outline
-from miractl.runtime.transfer import Mover, TransferQueue
+from miractl.runtime.ticket import Course
+from miractl.runtime.transfer import Mover
+from miractl.runtime.transfer_queue import TransferQueue
 from miractl.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -240,8 +241,8 @@ class _Reckless(Ahead):
         super().__init__(usual.bets, usual.table, 1, 1.0, 0.0)
 
     @property
-    def prize(self) -> float:
-        return math.inf  # nothing is too little to bet
+    def skips(self) -> bool:
+        return False  # no wait is too short to bet
 
     def place(self, ahead: int, guesses: npt.NDArray[np.float64]) -> list[list[int]]:
         layer = self.table.layer + ahead
@@ -255,10 +256,16 @@ class _NeighbourMover:
     """Brings the next expert instead of the one asked for."""
 
     def __init__(self, inner: Mover, experts: int) -> None:
-        self._inner, self._experts, self.source = inner, experts, inner.source
+        self._inner, self._experts = inner, experts
+        self.source, self.chunks = inner.source, inner.chunks
 
-    def move(self, key: ExpertKey, slot: int) -> int:
-        return self._inner.move(ExpertKey(key.layer, (key.expert + 1) % self._experts), slot)
+    @property
+    def busy_seconds(self) -> float | None:
+        return self._inner.busy_seconds
+
+    def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
+        other = ExpertKey(key.layer, (key.expert + 1) % self._experts)
+        return self._inner.move(other, slot, chunks)
 
     def arrive(self, slot: int) -> None:
         self._inner.arrive(slot)

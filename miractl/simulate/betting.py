@@ -3,7 +3,6 @@
 The oracle of its tests, and its description: read it beside miractl/native/src/bets.c.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from miractl.native.bets import BetsState, Floats, Moment
 from miractl.native.deciding import Known
 from miractl.native.predictor import BINS
 from miractl.policy.routing import Routed
-from miractl.policy.staged import StagedResidency
+from miractl.policy.staged import StagedResidency, overrun
 
 Flags = npt.NDArray[np.uint8]  # [experts]
 
@@ -146,21 +145,13 @@ class ReferenceBets:
         for between in range(at.ahead - 1):
             gate = at.gate + between * at.compute
             if link < gate:
-                over = self._overrun(link, gate, at.transfer)
+                over = overrun(gate - link, at.transfer, self.state.chunks)
                 layer = (at.layer - at.ahead + 1 + between + layers) % layers
                 sure_cost += float(demand[layer]) * over
                 risk = max(risk, over)
-        over = self._overrun(link, due, at.transfer)
+        over = overrun(due - link, at.transfer, self.state.chunks)
         vain = self._delay(at.layer, over, at.compute)
         return Prospect(min(due - link, at.transfer), max(risk, over), sure_cost, vain)
-
-    def _overrun(self, start: float, gate: float, transfer: float) -> float:
-        """How long a transfer goes on after `gate`, when somebody else wants the link."""
-        before = gate - start
-        if before >= transfer:
-            return 0.0
-        chunk = transfer / self.state.chunks
-        return min(math.ceil(before / chunk) * chunk, transfer) - before
 
     def _delay(self, layer: int, over: float, compute: float) -> float:
         """Time that demands are expected to wait for a transfer in vain."""
@@ -249,7 +240,8 @@ class ReferenceAhead:
         self._layer, self._prompt = layer, len(ids) > len(step.segments)
         self.pace.mark(layer, now, waited, self._prompt)
         each = self.overlap.each(self._prompt)
-        found = self.table.judge_bets(layer, ids, now, transfer, each)
+        chunks = self.bets.state.chunks
+        found = self.table.judge_bets(layer, ids, now, transfer, each, chunks)
         if transfer > 0:
             self.bets.judge(layer, np.unique(ids).tolist(), found.missing > 0, transfer)
             self.bets.account(found.gained, found.lost, transfer)

@@ -8,6 +8,7 @@ import numpy as np
 from miractl.native.bets import Bets, BetsState, Course, Floats, Link, run_timeline
 from miractl.native.predictor import Predictor, PredictorState
 from miractl.native.replay import Outcome, Routing
+from miractl.plan.chunks import LINK_CHUNK, chunks_of
 from miractl.policy.registry import DEFAULT, POLICIES
 from miractl.simulate.study import outcome_of
 
@@ -115,9 +116,9 @@ def _play(
     reach = reach if setting.staged else 0
     sizes = (routing.layers, routing.experts, max(1, setting.staged))
     link = Link(setting.transfer, setting.compute, horizon=reach)
-    return run_timeline(
-        *(routing, outcome, guesses, link), Bets(BetsState(*sizes, classes=max(1, reach)))
-    )
+    chunks = chunks_of(setting.expert_bytes, LINK_CHUNK)
+    state = BetsState(*sizes, classes=max(1, reach), chunks=chunks)
+    return run_timeline(routing, outcome, guesses, link, Bets(state))
 
 
 def link_verdict(scores: Sequence[LinkScore]) -> str:

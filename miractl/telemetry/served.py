@@ -21,14 +21,16 @@ COUNTS = (
 class Served:
     """What is decided by.
 
-    `ways` of each set; `staged`: bets at most, in them; `prediction`: its mode, None without bets;
-    `host`: how it decides what the host computes, None where nothing is; `warm`: it began with what
-    an earlier run had learned; `parameters`: `NUMBERS`.
+    `ways` of each set; `staged`: bets at most, in them; `chunks` of a transfer, which can be left
+    after each; `prediction`: its mode, None without bets; `host`: how it decides what the host
+    computes, None where nothing is; `warm`: it began with what an earlier run had learned;
+    `parameters`: `NUMBERS`.
     """
 
     policy: str
     ways: tuple[int, ...]
     staged: int
+    chunks: int
     prediction: str | None
     host: str | None
     warm: bool
@@ -47,7 +49,7 @@ class Served:
     def from_json(cls, facts: Any) -> Self:
         """Raises ValueError for what is none."""
         try:
-            ways, staged = tuple(facts["ways"]), facts["staged"]
+            ways, staged, chunks = tuple(facts["ways"]), facts["staged"], facts.get("chunks", 1)
             given = facts["parameters"]
             parameters = {name: PARAMETERS[name].check(given[name]) for name in NUMBERS}
             words = [facts[name] for name in ("policy", "prediction", "host")]
@@ -56,9 +58,11 @@ class Served:
             raise ValueError(f"no {error}") from None
         if not ways or any(type(way) is not int or way < 0 for way in (*ways, staged)):
             raise ValueError(f"sets of {list(ways)} and {staged} staged")
+        if type(chunks) is not int or chunks < 1:
+            raise ValueError(f"transfers in {chunks} chunks")
         if not isinstance(words[0], str) or not all(isinstance(w, str | None) for w in words):
             raise ValueError(f"names {words}")
-        return cls(words[0], ways, staged, words[1], words[2], warm, parameters)
+        return cls(words[0], ways, staged, chunks, words[1], words[2], warm, parameters)
 
 
 def counts_from(facts: Any) -> Mapping[str, int]:

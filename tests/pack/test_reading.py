@@ -16,12 +16,14 @@ from miractl.checkpoint.packed import RECORDS, read_manifest
 from miractl.errors import MiractlError
 from miractl.native import reference
 from miractl.policy.keys import ExpertKey
+from miractl.runtime import packed
 from miractl.runtime.engine import Engine
 from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.outline import read_outline
 from miractl.runtime.packing import pack
 from miractl.runtime.quality import expert_errors
+from miractl.runtime.ticket import carry_out
 from miractl.runtime.verify import verify
 from tests.runtime.families import FAMILIES, make_family
 from tests.runtime.models import make_model, options
@@ -68,14 +70,38 @@ def test_an_expert_is_one_read_into_the_slot_itself(
     reads: list[set[int]] = []
     scatter = CheckpointFiles.scatter
 
-    def counted(self: CheckpointFiles, buffers: list[torch.Tensor], *where: object) -> None:
+    def counted(self: CheckpointFiles, buffers: list[torch.Tensor], *where: object) -> int:
         reads.append({buffer.data_ptr() for buffer in buffers if buffer.numel()})
-        scatter(self, buffers, *where)  # type: ignore[arg-type]
+        return scatter(self, buffers, *where)  # type: ignore[arg-type]
 
     monkeypatch.setattr(CheckpointFiles, "scatter", counted)
     source.read(ExpertKey(1, 2), slot)
     assert len(reads) == 1
     assert places <= reads[0]
+    source.close()
+
+
+@pytest.mark.parametrize(("kind", "chunk"), [("as-is", 4096), ("int4", 4096), ("as-is", 1 << 20)])
+def test_an_expert_in_chunks_is_the_same_expert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, chunk: int
+) -> None:
+    monkeypatch.setattr(packed, "DISK_CHUNK", chunk)
+    make_model(tmp_path / "source", "Qwen3Moe", moe_intermediate_size=64)
+    manifest = pack(tmp_path / "source", tmp_path / "packed", kind)
+    outline = read_outline(tmp_path / "packed")
+    source = Checkpoint(tmp_path / "packed", outline).source
+    shapes = outline.shapes if kind == "as-is" else {"record": (manifest.record.nbytes,)}
+    dtype = torch.float32 if kind == "as-is" else torch.uint8
+    whole, slot = ({n: torch.empty(s, dtype=dtype) for n, s in shapes.items()} for _ in range(2))
+    key = ExpertKey(1, 2)
+    chunks = source.chunks(key, slot)
+    assert chunks == (max(1, round(manifest.record.nbytes / chunk)))
+    source.read(key, whole)
+    course = source.course(key, slot, chunks)
+    left = [next(course) for _ in range(chunks - 1)]
+    assert carry_out(course) >= manifest.record.used
+    assert left == sorted(left)
+    assert all(torch.equal(whole[name], slot[name]) for name in shapes)
     source.close()
 
 

@@ -9,11 +9,15 @@ import torch
 class FakeEvent:
     """A point in the order of copies."""
 
-    def __init__(self, device: "FakeDevice", copies: int) -> None:
-        self._device, self.copies = device, copies
+    def __init__(self, device: "FakeDevice", copies: int, at: float) -> None:
+        self._device, self.copies, self._at = device, copies, at
 
     def synchronize(self) -> None:
         self._device.run(self.copies)
+
+    def seconds_since(self, earlier: "FakeEvent") -> float:
+        assert self._device.done >= self.copies, "it is not over"
+        return self._at - earlier._at
 
 
 class FakeDevice:
@@ -28,7 +32,7 @@ class FakeDevice:
         self.waits: list[int] = []  # copies that the computing stream has waited for
         self.finished: list[float] = []  # of each copy, as it will be
         self._copies: list[Callable[[], object]] = []
-        self._done, self._free = 0, 0.0
+        self.done, self._free = 0, 0.0
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         self.pinned_bytes += nbytes
@@ -43,7 +47,7 @@ class FakeDevice:
         self._copies.append(partial(target.copy_, source))
 
     def record(self) -> FakeEvent:
-        return FakeEvent(self, len(self._copies))
+        return FakeEvent(self, len(self._copies), max(self._free, self.now))
 
     def compute_follows(self, event: FakeEvent) -> None:
         self.waits.append(event.copies)
@@ -51,7 +55,7 @@ class FakeDevice:
 
     def run(self, copies: int) -> None:
         """Let time go on until so many copies are over."""
-        for number in range(self._done, copies):
+        for number in range(self.done, copies):
             self._copies[number]()
             self.now = max(self.now, self.finished[number])
-        self._done = max(self._done, copies)
+        self.done = max(self.done, copies)

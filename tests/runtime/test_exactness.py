@@ -9,7 +9,10 @@ import torch
 
 from miractl.native.residency import Role
 from miractl.policy.keys import ExpertKey
+from miractl.runtime import source
 from miractl.runtime.engine import Engine
+from miractl.runtime.ticket import Course
+from miractl.units import MIB
 from tests.runtime.models import FAMILIES, load, make_model, weight_map
 
 PROMPT = torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30, 2, 77, 12, 50]])
@@ -49,9 +52,9 @@ def slow_down(engine: Engine) -> None:
     mover = engine.cache.transfers.mover  # type: ignore[attr-defined]
     move = mover.move
 
-    def slowly(key: ExpertKey, slot: int) -> int:
+    def slowly(key: ExpertKey, slot: int, chunks: int) -> Course:
         time.sleep(2e-3)
-        moved: int = move(key, slot)
+        moved: int = yield from move(key, slot, chunks)
         return moved
 
     mover.move = slowly
@@ -59,12 +62,18 @@ def slow_down(engine: Engine) -> None:
         layer.register_forward_pre_hook(lambda *_: time.sleep(5e-3))
 
 
-@pytest.mark.parametrize("mode", ["lookahead", "markov"])
+@pytest.mark.parametrize(
+    ("mode", "chunk"), [("lookahead", MIB), ("lookahead", 2048), ("markov", MIB)]
+)
 @torch.no_grad()
-def test_both_predictors_prefetch_and_change_nothing(tmp_path: Path, mode: str) -> None:
+def test_both_predictors_prefetch_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, chunk: int
+) -> None:
+    monkeypatch.setattr(source, "DISK_CHUNK", chunk)
     stock = make_model(tmp_path, "Qwen3Moe")
     text = stock.generate(PROMPT, max_new_tokens=48, do_sample=False)
     engine = load(tmp_path, 14, prediction_mode=mode)
+    assert (engine.cache.transfers.chunks > 1) == (chunk < MIB)
     slow_down(engine)
     try:
         assert torch.equal(engine.model.generate(PROMPT, max_new_tokens=48, do_sample=False), text)

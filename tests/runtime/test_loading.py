@@ -13,7 +13,7 @@ import torch
 from miractl.errors import MiractlError, UsageError
 from miractl.runtime.engine import Engine
 from miractl.runtime.loading import Checkpoint
-from miractl.runtime.transfer import TransferQueue
+from miractl.runtime.transfer_queue import TransferQueue
 from tests.runtime.models import load, make_model, options, rename_tensors
 
 

@@ -8,6 +8,7 @@ import torch
 from miractl.errors import MiractlError
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.movers import DiskMover
+from miractl.runtime.ticket import Course
 from tests.runtime.models import load, make_model
 
 EXPERT = 3
@@ -22,10 +23,10 @@ def test_lost_tokens_get_zeros_and_the_others_their_numbers(
     monkeypatch.setattr("miractl.runtime.runner.PART_BYTES", part_bytes)
     move, broken = DiskMover.move, False
 
-    def fail_one(mover: DiskMover, key: ExpertKey, slot: int) -> int:
+    def fail_one(mover: DiskMover, key: ExpertKey, slot: int, chunks: int) -> Course:
         if broken and key == (0, EXPERT):
             raise MiractlError("cannot read it")
-        return move(mover, key, slot)
+        return move(mover, key, slot, chunks)
 
     monkeypatch.setattr(DiskMover, "move", fail_one)
     engine = load(tmp_path, 6, prefetch=False)

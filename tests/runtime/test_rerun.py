@@ -14,10 +14,11 @@ import torch
 from click.testing import Result
 
 from miractl.errors import MiractlError, UsageError
-from miractl.runtime import runner
+from miractl.runtime import emulated, runner, source
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.packing import pack
 from miractl.runtime.rerun import rerun, why_not
+from miractl.runtime.ticket import Course
 from miractl.telemetry.trace import Trace, read_trace
 from tests.runtime.models import make_model, options
 
@@ -86,18 +87,34 @@ def agrees(trace: Trace, counted: dict[str, int]) -> None:
         *(("lru", "hybrid"), ("lru-shift", "lookahead"), ("heat-shift", "markov")),
     ],
 )
-def test_threads_and_a_disk(folder: Path, tmp_path: Path, policy: str, mode: str) -> None:
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_threads_and_a_disk(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    mode: str,
+    chunks: int,
+) -> None:
+    if chunks > 1:
+        monkeypatch.setattr(source, "DISK_CHUNK", 4096)
     base = options(folder / "source", SOME, prediction_mode=mode, prediction_horizon=2)
     asked = dataclasses.replace(base, policy=policy, record_trace=tmp_path / "t.npz")
     engine = Engine.load(asked)
-    reads, read = [], engine.source.read
+    assert engine.cache.transfers.chunks == chunks
+    reads, course = [], engine.source.course
 
-    def slowly(*args: Any) -> Any:
+    def slowly(*args: Any) -> Course:
         reads.append(1)
-        time.sleep(2e-4)  # so that bets come too late, too
-        return read(*args)
+        inner = course(*args)
+        while True:
+            time.sleep(2e-4 / chunks)  # so that bets come too late, too
+            try:
+                yield next(inner)
+            except StopIteration as end:
+                return int(end.value)
 
-    engine.source.read = slowly  # type: ignore[method-assign]
+    engine.source.course = slowly  # type: ignore[method-assign]
     trace, counted = recorded(asked, engine)
     assert len(reads) > 100
     agrees(trace, counted)
@@ -105,7 +122,12 @@ def test_threads_and_a_disk(folder: Path, tmp_path: Path, policy: str, mode: str
 
 @pytest.mark.parametrize("mode", ["lookahead", "markov", "learned"])
 @pytest.mark.parametrize("host", ["off", "auto"])
-def test_an_emulated_link(folder: Path, tmp_path: Path, mode: str, host: str) -> None:
+@pytest.mark.parametrize("chunks", [1, 8])
+def test_an_emulated_link(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, host: str, chunks: int
+) -> None:
+    if chunks > 1:
+        monkeypatch.setattr(emulated, "LINK_CHUNK", RECORD // chunks)
     base = options(folder / "int4", SOME, prediction_mode=mode)
     asked = dataclasses.replace(
         *(base,), emulate_link=4e3 * RECORD, host_compute=host, record_trace=tmp_path / "t.npz"
@@ -113,6 +135,7 @@ def test_an_emulated_link(folder: Path, tmp_path: Path, mode: str, host: str) ->
     clock = Time()
     trace, counted = recorded(asked, Engine.load(asked, clock=clock, sleep=clock.sleep))
     assert counted["on_host" if host == "auto" else "issued"] > 0
+    assert (counted["wasted_bytes"] < counted["wasted"] * RECORD) == (chunks > 1)
     agrees(trace, counted)
 
 

@@ -1,4 +1,4 @@
-"""The transfer queue: order, cancellation, errors and what it counts, with a mover that waits."""
+"""The transfer queue: order, what ends and pauses it, and what it counts, by a mover that waits."""
 
 import threading
 from collections.abc import Iterator
@@ -7,30 +7,42 @@ import pytest
 
 from miractl.errors import MiractlError
 from miractl.native.residency import State
+from miractl.native.residency_layout import Progress
 from miractl.policy.keys import ExpertKey
-from miractl.runtime.transfer import TransferQueue
+from miractl.runtime.ticket import Course, Ticket
+from miractl.runtime.transfer_queue import TransferQueue
 
 SIZE = 100
 
 
 class GatedMover:
-    """Moves when the test opens the gate; the clock advances by one second a move."""
+    """Moves a chunk when the test opens the gate; the clock advances by one second a chunk."""
 
-    source = "disk"
+    source, busy_seconds = "disk", None
 
-    def __init__(self) -> None:
+    def __init__(self, chunks: int = 1) -> None:
         self.gate, self.started = threading.Semaphore(0), threading.Semaphore(0)
         self.moved: list[int] = []
-        self.now = 0.0
+        self.threads: list[str] = []  # of the moved
+        self.closed: list[int] = []  # before their end
+        self.now, self.chunks = 0.0, chunks
         self.fail = False
 
-    def move(self, key: ExpertKey, slot: int) -> int:
-        self.started.release()
-        assert self.gate.acquire(timeout=10)
-        self.now += 1.0
-        if self.fail:
-            raise MiractlError("the disk is gone")
+    def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
+        try:
+            for left in reversed(range(chunks)):
+                self.started.release()
+                assert self.gate.acquire(timeout=10)
+                self.now += 1.0
+                if self.fail:
+                    raise MiractlError("the disk is gone")
+                if left:
+                    yield SIZE * (chunks - left) // chunks
+        except GeneratorExit:
+            self.closed.append(key.expert)
+            raise
         self.moved.append(key.expert)
+        self.threads.append(threading.current_thread().name)
         return SIZE
 
     def arrive(self, slot: int) -> None:
@@ -112,19 +124,11 @@ def test_whoever_waits_for_a_queued_transfer_carries_it_out(
     running = submit(queue, 1)
     assert mover.started.acquire(timeout=10)
     queued = submit(queue, 2)
-    threads: list[str] = []
-    move = mover.move
-
-    def noted(key: ExpertKey, slot: int) -> int:
-        threads.append(threading.current_thread().name)
-        return move(key, slot)
-
-    mover.move = noted  # type: ignore[method-assign]
     mover.gate.release()
     mover.gate.release()
     queue.wait(queued)
-    assert threads == [threading.current_thread().name]
     queue.wait(running)
+    assert threading.current_thread().name in mover.threads
 
 
 def test_an_error_reaches_whoever_waits_and_the_queue_goes_on(
@@ -135,7 +139,7 @@ def test_an_error_reaches_whoever_waits_and_the_queue_goes_on(
     mover.gate.release()
     with pytest.raises(MiractlError, match="the disk is gone"):
         queue.wait(ticket)
-    assert ticket.state is State.FAILED
+    assert (ticket.state, queue.stats.bytes) == (State.FAILED, 0)
     mover.fail = False
     finish(mover, submit(queue, 2))
     assert mover.moved == [2]
@@ -150,7 +154,7 @@ def test_busy_time_and_bytes_are_counted(queue: TransferQueue, mover: GatedMover
 
 
 def test_closing_does_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miractl.runtime.transfer.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("miractl.runtime.transfer_queue.CLOSE_SECONDS", 0.05)
     mover = GatedMover()
     queue = TransferQueue(mover, mover.clock, workers=1)
     ticket = queue.submit(ExpertKey(0, 1), 0)
@@ -160,3 +164,213 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyP
     mover.gate.release()
     queue.finish(ticket)
     assert ticket.state is State.DONE
+
+
+class Halves:
+    """A queue of one worker whose bets are moved in two halves, a second each."""
+
+    def __init__(self) -> None:
+        self.mover = GatedMover(chunks=2)
+        self.queue = TransferQueue(self.mover, self.mover.clock, workers=1)
+        self.progress = Progress(8)
+
+    def bet(self, expert: int, rank: float = 0.5) -> Ticket:
+        """One of which the first half is being moved."""
+        ticket = self.queue.submit(ExpertKey(0, expert), expert, rank, self.progress)
+        assert self.mover.started.acquire(timeout=10)
+        return ticket
+
+    def open(self, count: int = 1, next_begins: bool = True) -> None:
+        """So many chunks more are moved."""
+        for number in range(count):
+            self.mover.gate.release()
+            if next_begins or number < count - 1:
+                assert self.mover.started.acquire(timeout=10)
+
+    def paused(self, expert: int) -> tuple[Ticket, Ticket]:
+        """A bet that has made way for a demand, and that demand, being moved."""
+        bet = self.bet(expert)
+        demand = submit(self.queue, expert + 1)
+        self.open()
+        assert (bet.state, demand.state) == (State.PAUSED, State.RUNNING)
+        return bet, demand
+
+
+@pytest.fixture
+def halves() -> Iterator[Halves]:
+    halves = Halves()
+    yield halves
+    for _ in range(20):
+        halves.mover.gate.release()
+    halves.queue.close()
+
+
+def ended(ticket: Ticket) -> State:
+    assert ticket.finished.wait(10)
+    return ticket.state
+
+
+def test_a_bet_makes_way_for_a_demand_and_goes_on(halves: Halves) -> None:
+    bet, demand = halves.paused(1)
+    assert halves.queue.stats.bytes == SIZE / 2
+    assert halves.progress.state[1] == State.PAUSED
+    assert halves.progress.moved[1] == SIZE / 2
+    halves.open()  # the demand, in one piece
+    assert (ended(demand), demand.finished_at) == (State.DONE, 2.0)
+    halves.open(next_begins=False)
+    assert (ended(bet), bet.finished_at) == (State.DONE, 3.0)
+    assert bet.passed == 2.0  # the pause is left out
+    assert halves.mover.moved == [2, 1]
+    assert (halves.queue.stats.bytes, halves.queue.stats.busy_seconds) == (2 * SIZE, 3.0)
+    assert halves.queue.pending == (0, 0)
+    assert halves.progress.state[1] == State.DONE
+
+
+def test_the_time_of_a_transfer_is_that_of_its_parts(halves: Halves) -> None:
+    halves.bet(3)
+    halves.open(2, next_begins=False)
+    while halves.queue.pending != (0, 0):
+        threading.Event().wait(0.001)
+    assert halves.queue.seconds_each == 2.0
+    bet, demand = halves.paused(1)
+    halves.open()
+    halves.open(next_begins=False)
+    assert (ended(demand), ended(bet)) == (State.DONE, State.DONE)
+    assert halves.queue.seconds_each == pytest.approx(0.9 * (0.9 * 2 + 0.1 * 1) + 0.1 * 2)
+
+
+def test_a_bet_that_is_not_wanted_ends_where_it_can_be_left(halves: Halves) -> None:
+    bet = halves.bet(1)
+    assert not halves.queue.abandon(bet)
+    assert bet.state is State.RUNNING
+    halves.open(next_begins=False)
+    assert ended(bet) is State.CANCELLED
+    assert halves.mover.closed == [1]
+    assert (halves.queue.stats.bytes, halves.progress.moved[1]) == (SIZE / 2, SIZE / 2)
+    assert halves.progress.state[1] == State.CANCELLED
+    assert halves.queue.pending == (0, 0)
+
+
+def test_a_paused_bet_can_be_dropped_at_once(halves: Halves) -> None:
+    bet, demand = halves.paused(1)
+    assert halves.queue.cancel(bet)
+    assert (halves.mover.closed, halves.queue.pending) == ([1], (1, 0))
+    halves.open(next_begins=False)
+    assert ended(demand) is State.DONE
+    assert halves.queue.stats.bytes == SIZE / 2 + SIZE
+
+
+def test_a_bet_that_is_waited_for_makes_way_for_nobody(halves: Halves) -> None:
+    bet = halves.bet(1)
+    assert halves.queue.overtake(bet) is bet
+    demand = submit(halves.queue, 2)
+    assert halves.queue.pending == (2, 0)
+    halves.open(2)
+    assert ended(bet) is State.DONE
+    assert demand.state is State.RUNNING
+    assert halves.mover.moved == [1]
+
+
+def test_whoever_waits_for_a_paused_bet_goes_on_with_it(halves: Halves) -> None:
+    bet, demand = halves.paused(1)  # the worker is busy with the demand
+    assert halves.queue.overtake(bet) is bet
+    for _ in range(2):
+        halves.mover.gate.release()
+    halves.queue.wait(bet)
+    assert ended(demand) is State.DONE
+    assert threading.current_thread().name in halves.mover.threads
+    assert halves.queue.stats.bytes == 2 * SIZE
+
+
+def test_who_is_wanted_again_before_he_is_left_goes_on(halves: Halves) -> None:
+    bet = halves.bet(1)
+    halves.queue.abandon(bet)
+    assert halves.queue.overtake(bet) is bet
+    halves.open(2, next_begins=False)
+    assert ended(bet) is State.DONE
+
+
+def test_who_is_wanted_again_too_late_is_moved_anew(halves: Halves) -> None:
+    bet = halves.bet(1)
+    halves.queue.abandon(bet)
+    halves.open(next_begins=False)
+    assert ended(bet) is State.CANCELLED
+    again = halves.queue.overtake(bet)
+    assert again is not bet
+    assert again.is_demand
+    assert halves.mover.started.acquire(timeout=10)
+    halves.open(next_begins=False)
+    assert ended(again) is State.DONE
+    assert halves.queue.stats.bytes == SIZE / 2 + SIZE
+
+
+def test_an_error_after_a_pause_is_that_of_the_bet_alone(halves: Halves) -> None:
+    bet, demand = halves.paused(1)
+    halves.open()
+    assert ended(demand) is State.DONE
+    halves.mover.fail = True
+    halves.open(next_begins=False)
+    assert ended(bet) is State.FAILED
+    assert halves.progress.state[1] == State.FAILED
+    assert halves.progress.moved[1] == SIZE / 2
+    with pytest.raises(MiractlError, match="the disk is gone"):
+        halves.queue.wait(bet)
+    assert halves.queue.pending == (0, 0)
+
+
+def test_an_error_of_the_demand_lets_the_paused_bet_go_on(halves: Halves) -> None:
+    bet, demand = halves.paused(1)
+    halves.mover.fail = True
+    halves.mover.gate.release()
+    assert ended(demand) is State.FAILED
+    halves.mover.fail = False
+    assert halves.mover.started.acquire(timeout=10)
+    halves.open(next_begins=False)
+    assert ended(bet) is State.DONE
+
+
+def test_closing_drops_what_is_paused(halves: Halves) -> None:
+    bet, demand = halves.paused(1)
+    halves.mover.gate.release()
+    halves.queue.close()
+    assert ended(demand) is State.DONE
+    assert bet.state is State.CANCELLED
+    assert halves.mover.closed == [1]
+    assert halves.queue.pending == (0, 0)
+
+
+def test_closing_leaves_a_bet_at_its_border(halves: Halves) -> None:
+    bet = halves.bet(1)
+    closing = threading.Thread(target=halves.queue.close)
+    closing.start()
+    while not halves.queue._closed:
+        threading.Event().wait(0.001)
+    halves.mover.gate.release()
+    closing.join(10)
+    assert bet.state is State.CANCELLED
+
+
+def test_small_experts_go_side_by_side() -> None:
+    mover = GatedMover()
+    queue = TransferQueue(mover, mover.clock, workers=2)
+    tickets = [submit(queue, 1), submit(queue, 2, rank=0.5)]
+    for _ in tickets:
+        assert mover.started.acquire(timeout=10)
+    assert [ticket.state for ticket in tickets] == [State.RUNNING] * 2
+    finish(mover, *tickets)
+    queue.close()
+
+
+def test_bets_of_several_chunks_begin_when_no_demand_is_left() -> None:
+    mover = GatedMover(chunks=2)
+    queue = TransferQueue(mover, mover.clock, workers=2)
+    demand, bet = submit(queue, 1), submit(queue, 2, rank=0.5)
+    assert mover.started.acquire(timeout=10)
+    assert not mover.started.acquire(timeout=0.05)
+    assert (demand.state, bet.state) == (State.RUNNING, State.QUEUED)
+    mover.gate.release()
+    for _ in range(2):
+        assert mover.started.acquire(timeout=10)
+        mover.gate.release()
+    assert ended(bet) is State.DONE
+    queue.close()

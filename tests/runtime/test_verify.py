@@ -7,7 +7,7 @@ import pytest
 from click.testing import Result
 
 from miractl.runtime import verify as proof
-from miractl.runtime.transfer import TransferQueue
+from miractl.runtime.transfer_queue import TransferQueue
 from tests.runtime.models import make_model, options
 
 

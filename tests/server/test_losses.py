@@ -14,6 +14,7 @@ from miractl.plan.kv import PAGE
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.engine import Engine
 from miractl.runtime.movers import DiskMover
+from miractl.runtime.ticket import Course
 from miractl.server.service import decoder
 from tests.runtime.models import make_model, options
 from tests.server.conftest import Running, serving
@@ -30,10 +31,10 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[ExpertKey]:
     experts: set[ExpertKey] = set()
     move = DiskMover.move
 
-    def fail_some(mover: DiskMover, key: ExpertKey, slot: int) -> int:
+    def fail_some(mover: DiskMover, key: ExpertKey, slot: int, chunks: int) -> Course:
         if key in experts:
             raise MiractlError(f"cannot read expert {key.expert} of layer {key.layer}")
-        return move(mover, key, slot)
+        return move(mover, key, slot, chunks)
 
     monkeypatch.setattr(DiskMover, "move", fail_some)
     return experts

@@ -28,16 +28,21 @@ def brain() -> Brain:
 
 
 def carry_on(table: SlotTable, fates: np.ndarray, now: float) -> None:
-    """Transfers of bets go on: `fates` [experts] says whose, and which of them fail."""
+    """Transfers of bets go on: `fates` [experts] says whose, and which pause, end or fail."""
     progress = table.progress
     for key in table.oldest():
         slot, fate = table.slot_of(key), fates[key.expert]
         state = progress.state[slot]
         if state == State.QUEUED and fate > 0.3:
             progress.began[slot], progress.state[slot] = now - fate / 2, State.RUNNING
+        elif state == State.PAUSED and fate > 0.8:
+            progress.began[slot] += now - progress.finished[slot]
+            progress.state[slot] = State.RUNNING
         elif state == State.RUNNING and fate > 0.5:
             progress.finished[slot] = progress.began[slot] + fate
-            progress.state[slot] = State.FAILED if fate > 0.9 else State.DONE
+            progress.moved[slot] = int(100 * fate) if fate > 0.55 else 0
+            ends = State.PAUSED, State.CANCELLED, State.DONE, State.FAILED
+            progress.state[slot] = ends[int(8 * (fate - 0.5))]
 
 
 def serve(table: SlotTable) -> list[object]:
@@ -63,9 +68,10 @@ def serve(table: SlotTable) -> list[object]:
     ways=st.integers(1, 4),
     staging=st.integers(1, 4),
     compute=st.sampled_from((0.0, 0.1, 0.5)),
+    chunks=st.sampled_from((1, 3)),
 )
 def test_c_and_python_settle_and_place_alike(
-    seed: int, ways: int, staging: int, compute: float
+    seed: int, ways: int, staging: int, compute: float, chunks: int
 ) -> None:
     rng = np.random.default_rng(seed)
     even, odd = tuple(range(0, LAYERS, 2)), tuple(range(1, LAYERS, 2))
@@ -75,7 +81,8 @@ def test_c_and_python_settle_and_place_alike(
         division = tuple(SlotPool(own, ways + 1, (ways,)) for own in (even, odd))
     plain = PlainSlots(division, staging, brain())
     compiled = CompiledSlots(division, staging, brain())
-    states = [BetsState(LAYERS, EXPERTS, staging, classes=4) for _ in range(2)]
+    sizes = LAYERS, EXPERTS, staging
+    states = [BetsState(*sizes, classes=4, chunks=chunks) for _ in range(2)]
     slow = ReferenceAhead(ReferenceBets(states[0]), plain, 2, 1.0, began=0.0)
     fast = Ahead(Bets(states[1]), compiled, 2, 1.0, began=0.0)
     for number in range(60):
@@ -89,15 +96,16 @@ def test_c_and_python_settle_and_place_alike(
         known = now, 0.1 * number, transfer, computed * compute, computed
         for table in (plain, compiled):
             carry_on(table, fates, now)
-        plain.record(step)
+        plain.record(step, now)
         unwanted = slow.settle(step, known)
         status = compiled.decide(step, known)
         assert (status == Status.UNWANTED) == bool(unwanted)
         if unwanted:
             assert unwanted == compiled.unwanted
             status = compiled.ask(step)
-        assert plain.ask(step) == status
-        assert slow.prize == fast.prize
+        assert plain.ask(step) == (Status.PLACED if status == Status.HERE else status)
+        assert status != Status.HERE or len(plain.here) == plain.different
+        assert slow.prize == fast.times.prize
         assert serve(plain) == serve(compiled)
         for one in (slow, fast):
             one.begin(now, transfer, demands, 1)

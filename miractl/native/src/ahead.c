@@ -3,7 +3,9 @@
 #include <math.h>
 
 #define RATE 0.05 /* of the averages, a layer's step; as miractl/simulate/betting.py has it */
-#define PRIZE_RATE 0.02 /* what bets bring differs much from layer to layer */
+#define PRIZE_RATE 0.02 /* what bets save differs much from layer to layer */
+#define EVERY 256 /* layers, of which so many in a row are bet on where that takes too long */
+#define TRIED 16
 
 /* A layer takes from the routing of the one before to its own. */
 static void mark(mira_ahead *a, int32_t layer)
@@ -29,21 +31,46 @@ static void time_experts(mira_ahead *a)
     a->was_prompt = a->prompt != 0;
 }
 
+/* What bets on a layer save where they are tried, on average; no more than it would wait without. */
+static void appraise(mira_ahead *a, const mira_routed *routed)
+{
+    double *prize = a->prizes + a->was_prompt;
+    if (a->tried)
+        *prize += PRIZE_RATE * (routed->gained - routed->lost - *prize);
+    a->tried = 0;
+    a->prize = fmin(a->stall, *prize);
+}
+
+/* Where deciding takes longer than bets save, nobody bets; now and then it is tried and timed again. A
+ * pause of the thread looks like long deciding. */
+static void skip(mira_ahead *a)
+{
+    if (a->took >= 0 && a->deciding > 0)
+        a->deciding += RATE * (fmin(a->took, 2 * a->deciding) - a->deciding);
+    else if (a->took >= 0)
+        a->deciding = a->took;
+    a->took = -1;
+    a->skips = a->prize < a->deciding;
+    if (a->skips) {
+        a->skipped = (a->skipped + 1) % EVERY;
+        a->skips = a->skipped < EVERY - TRIED;
+    }
+}
+
 int32_t ahead_settle(mira_ahead *a)
 {
     mira_residency *r = a->table;
     time_experts(a);
     mark(a, r->layer);
     mira_routed routed = {.layer = r->layer, .count = r->count, .ids = r->ids, .now = a->now,
-                          .transfer = a->transfer, .compute = a->each[a->was_prompt]};
+                          .transfer = a->transfer, .compute = a->each[a->was_prompt],
+                          .chunks = a->bets->chunks};
     mira_bets_settle(a->bets, r, &routed);
     double *stall = a->stalls + a->was_prompt;
     *stall += RATE * (routed.stall - *stall);
-    double *prize = a->prizes + a->was_prompt;
-    if (a->tried)
-        *prize += PRIZE_RATE * (routed.gained - routed.lost - *prize);
-    a->tried = 0;
-    a->prize = fmin(*stall, *prize);
+    a->stall = *stall;
+    appraise(a, &routed);
+    skip(a);
     return routed.unwanted;
 }
 
@@ -62,7 +89,7 @@ int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses)
         at->gate = a->demands * a->transfer + compute;
         at->transfer = a->transfer;
         at->compute = compute;
-        at->stall = a->stalls[a->was_prompt];
+        at->stall = a->stall;
     }
     at->layer = r->layer + ahead;
     at->ahead = ahead;

@@ -37,7 +37,7 @@ CLONES static void block_scores(const float *query, const float *key, int64_t st
     for (; i + 4 <= keys; i += 4) {
         for (int n = line; n < dim; n += lines)
             fetch(value + i * value_stride + n, value_stride, 4);
-        lanes_products(query, key + i * stride, stride, dim, 0, score + i);
+        lanes_products(query, key + i * stride, stride, dim, score + i);
     }
     for (; i < keys; i++)
         score[i] = lanes_product(query, key + i * stride, dim);

@@ -63,16 +63,6 @@ double mira_bets_calibrated(const mira_bets *b, int32_t class_, double guess)
     return corrected(p, &found);
 }
 
-/* How long a transfer begun at `start` goes on after `gate`, when somebody else wants the link. */
-static double overrun(const mira_bets *b, double start, double gate, double transfer)
-{
-    double before = gate - start;
-    if (before >= transfer)
-        return 0;
-    double chunk = transfer / b->chunks, border = ceil(before / chunk) * chunk;
-    return (border < transfer ? border : transfer) - before;
-}
-
 /* Time that demands are expected to wait for a transfer in vain, from the layer's own gate on. */
 static double delay(const mira_bets *b, int32_t layer, double over, double compute)
 {
@@ -101,12 +91,12 @@ static prospect look(const mira_bets *b, const mira_moment *at)
         double gate = at->gate + a * at->compute;
         if (at->link >= gate)
             continue;
-        double over = overrun(b, at->link, gate, at->transfer);
+        double over = mira_overrun(gate - at->link, at->transfer, b->chunks);
         int32_t layer = (at->layer - at->ahead + 1 + a + b->layers) % b->layers;
         found.sure_cost += b->demand[layer] * over;
         found.risk = over > found.risk ? over : found.risk;
     }
-    double over = overrun(b, at->link, due, at->transfer);
+    double over = mira_overrun(due - at->link, at->transfer, b->chunks);
     found.vain_cost = delay(b, at->layer, over, at->compute);
     found.risk = over > found.risk ? over : found.risk;
     return found;
@@ -146,15 +136,22 @@ static void take(mira_bets *b, const mira_moment *at, const float *p, const uint
         b->proposal[(size_t)at->layer * b->most + i] = -1;
 }
 
-/* Whether an expert is among the likeliest whose share of all guesses is `confidence`. */
-static int is_candidate(const mira_bets *b, const float *p, int32_t expert, double confidence)
+static double sum_of(const float *p, int32_t experts)
 {
-    double all = 0, before = 0;
-    for (int32_t e = 0; e < b->experts; e++) {
+    double all = 0;
+    for (int32_t e = 0; e < experts; e++)
         all += p[e];
-        before += p[e] > p[expert] ? p[e] : 0;
-    }
-    return before < confidence * all;
+    return all;
+}
+
+/* Whether an expert is among the likeliest whose share is `most`, of all guesses. */
+static int is_candidate(const mira_bets *b, const float *p, int32_t expert, double most)
+{
+    double before = 0;
+    for (int32_t e = 0; e < b->experts; e++)
+        if (p[e] > p[expert])
+            before += p[e];
+    return before < most;
 }
 
 int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const uint8_t *there,
@@ -164,11 +161,11 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
     size_t row = (size_t)at.layer * b->most;
     take(b, &at, p, there);
     int32_t room = at.room < b->most ? at.room : b->most, count = 0;
-    double saved = 0;
+    double saved = 0, most = at.confidence * sum_of(p, b->experts);
     for (; count < room && at.transfer > 0; count++) {
         int32_t e = likeliest(b);
         double sure = b->sure[e];
-        if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, at.confidence))
+        if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, most))
             break; /* not likely enough even if it delays nobody */
         prospect found = look(b, &at);
         found.hidden = fmin(found.hidden, at.stall - saved);

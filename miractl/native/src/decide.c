@@ -13,7 +13,14 @@ void mira_keep(mira_deciding *d)
 
 static void rate(const mira_deciding *d)
 {
-    d->table->now = d->seconds;
+    d->table->now = d->now;
+    if (d->kind == MIRA_BY_STAMP) {
+        const mira_stamp *stamp = d->rule;
+        double *worth = stamp->worth + residency_at(d->table, d->layer, 0);
+        for (int32_t i = 0; i < d->count; i++)
+            worth[d->ids[i]] = stamp->number;
+        return;
+    }
     if (d->kind == MIRA_BY_HEAT) {
         if (d->layer == 0) /* time has passed for everyone */
             memset(d->table->changed, 1, d->table->layers);
@@ -56,5 +63,9 @@ int mira_decide(mira_deciding *d)
     r->called_count = d->ahead ? settle(d) : 0;
     if (r->called_count)
         return MIRA_UNWANTED;
-    return d->whole ? mira_ask(r) : MIRA_PLACED;
+    if (!d->whole)
+        return MIRA_PLACED;
+    int status = mira_ask(r);
+    int others = r->called_count + r->absent_count + r->arrived;
+    return others ? status : MIRA_HERE;
 }

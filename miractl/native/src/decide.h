@@ -4,11 +4,17 @@
 
 #include "ahead.h"
 
-/* What a policy rates by: a mira_rating of one learner, or a mira_heat. */
-enum { MIRA_BY_LEARNER, MIRA_BY_HEAT };
+/* What a policy rates by: a mira_rating of one learner, a mira_heat, or a mira_stamp. */
+enum { MIRA_BY_LEARNER, MIRA_BY_HEAT, MIRA_BY_STAMP };
 
-/* Before a step is asked for: bets on the layer are to be cancelled. */
-enum { MIRA_UNWANTED = MIRA_SHORT + 1 };
+typedef struct {
+    double number; /* becomes the worth of whoever is used */
+    double *worth; /* [layers][experts] */
+} mira_stamp;
+
+/* Before a step is asked for: bets on the layer are to be cancelled. And after: everybody was there,
+ * and nobody had been bet on. */
+enum { MIRA_UNWANTED = MIRA_SHORT + 1, MIRA_HERE };
 
 /* The first part is told with each layer. Seconds are of the transfers' clock. */
 typedef struct {
@@ -17,7 +23,6 @@ typedef struct {
     const int64_t *router_ids;       /* [count]: the same where they have to be copied from, or NULL */
     const float *router_scores;
     void *rule;                      /* rate by it, and count; NULL: that has been done */
-    double seconds;                  /* of the heat's clock, then */
     double now, waited;              /* `waited` for transfers in all */
     double transfer;                 /* of one expert; 0: not known */
     double spent;                    /* of the layer before: computing those that were there */
@@ -32,8 +37,8 @@ typedef struct {
 MIRA_API void mira_keep(mira_deciding *deciding);
 
 /* A layer is routed: keep its routing, rate its experts and count its tokens, settle the bets on it,
- * and ask for its experts as mira_ask does; MIRA_UNWANTED, and nobody is asked for, where bets are to
- * be cancelled first. -1: an expert that does not exist, and nothing done. */
+ * and ask for its experts as mira_ask does, or more exactly; MIRA_UNWANTED, and nobody is asked for,
+ * where bets are to be cancelled first. -1: an expert that does not exist, and nothing done. */
 MIRA_API int mira_decide(mira_deciding *deciding);
 
 #endif

@@ -18,13 +18,17 @@
 
 /* Up to a dozen tokens memory is the limit, and asking for bytes of the next page before the
  * processor's own prefetcher dares to is worth a tenth and more; asked for much earlier, they push
- * out others. Where nothing is there to be fetched, nothing happens. */
+ * out others, and many at a time wait for each other. Where nothing is there to be fetched, nothing
+ * happens. */
 #define AHEAD 2048
 
-INLINE void prefetch(const uint8_t *codes, int code_bytes, const uint8_t *scales)
+INLINE void prefetch(const uint8_t *codes)
 {
-    for (int at = 0; at < code_bytes; at += 64)
-        _mm_prefetch((const char *)codes + AHEAD + at, _MM_HINT_T0);
+    _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T0);
+}
+
+INLINE void prefetch_scales(const uint8_t *scales)
+{
     _mm_prefetch((const char *)scales + AHEAD / 8, _MM_HINT_T0);
 }
 
@@ -87,6 +91,7 @@ AVX2 INLINE void i8_dots_avx2(const uint8_t *codes, const token *x, int at, cons
 #pragma GCC unroll 2
     for (int k = 0; k < group; k += 4, codes += 32) {
         __m256i w0 = load_wide(codes), w1 = load_wide(codes + 16);
+        prefetch(codes);
         EACH_TOKEN {
             __m256i q = repeat_int16((const int16_t *)x[t].codes + at + k);
             upper[t] = _mm256_add_epi32(upper[t], _mm256_madd_epi16(w0, q));
@@ -96,19 +101,32 @@ AVX2 INLINE void i8_dots_avx2(const uint8_t *codes, const token *x, int at, cons
     EACH_TOKEN d[t] = row_sums(upper[t], lower[t]);
 }
 
+/* Of one token a sum waits for the one before it, so every other one has sums of its own: whole
+ * numbers, which are the same in any order. For more tokens there would not be the registers. */
 VNNI INLINE void i8_dots_vnni(const uint8_t *codes, const token *x, int at, const int group,
                               const int tokens, __m256i *d)
 {
-    __m256i upper[MAX_TILE], lower[MAX_TILE];
-    EACH_TOKEN upper[t] = lower[t] = _mm256_setzero_si256();
-#pragma GCC unroll 2
-    for (int k = 0; k < group; k += 4, codes += 32) {
+    __m256i upper[MAX_TILE], lower[MAX_TILE], odd_upper[MAX_TILE], odd_lower[MAX_TILE];
+    EACH_TOKEN upper[t] = lower[t] = odd_upper[t] = odd_lower[t] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+    for (int k = 0; k < group; k += 8, codes += 64) {
         __m256i w0 = load_wide(codes), w1 = load_wide(codes + 16);
+        __m256i w2 = load_wide(codes + 32), w3 = load_wide(codes + 48);
+        prefetch(codes);
         EACH_TOKEN {
             __m256i q = repeat_int16((const int16_t *)x[t].codes + at + k);
+            __m256i r = repeat_int16((const int16_t *)x[t].codes + at + k + 4);
+            __m256i *next_upper = tokens == 1 ? odd_upper : upper;
+            __m256i *next_lower = tokens == 1 ? odd_lower : lower;
             upper[t] = _mm256_dpwssd_epi32(upper[t], w0, q);
             lower[t] = _mm256_dpwssd_epi32(lower[t], w1, q);
+            next_upper[t] = _mm256_dpwssd_epi32(next_upper[t], w2, r);
+            next_lower[t] = _mm256_dpwssd_epi32(next_lower[t], w3, r);
         }
+    }
+    if (tokens == 1) {
+        upper[0] = _mm256_add_epi32(upper[0], odd_upper[0]);
+        lower[0] = _mm256_add_epi32(lower[0], odd_lower[0]);
     }
     EACH_TOKEN d[t] = row_sums(upper[t], lower[t]);
 }

@@ -55,18 +55,13 @@ INLINE float lanes_product(const float *x, const float *y, int n)
     return sum;
 }
 
-/* The same of one x and four y's, `stride` apart. What lies `ahead` of these is fetched. */
-INLINE void lanes_products(const float *x, const float *y, int64_t stride, int n, int64_t ahead,
-                           float *sums)
+/* The same of one x and four y's, `stride` apart. */
+INLINE void lanes_products(const float *x, const float *y, int64_t stride, int n, float *sums)
 {
     lanes p0 = {0}, p1 = {0}, p2 = {0}, p3 = {0}, a, b;
     const float *y1 = y + stride, *y2 = y1 + stride, *y3 = y2 + stride;
     int i = 0;
     for (; i + LANES <= n; i += LANES) {
-        __builtin_prefetch(y + i + ahead);
-        __builtin_prefetch(y1 + i + ahead);
-        __builtin_prefetch(y2 + i + ahead);
-        __builtin_prefetch(y3 + i + ahead);
         LANES_AT(x + i, a);
         LANES_AT(y + i, b);
         p0 += a * b;

@@ -9,7 +9,7 @@ SET INLINE void NAME(i8)(const uint8_t *codes, const uint8_t *scales, int column
     __m256i d[MAX_TILE];
     EACH_TOKEN acc[t] = _mm256_setzero_ps();
     for (int g = 0; g < columns / group; g++) {
-        prefetch(codes, group * PANEL, scales);
+        prefetch_scales(scales);
         NAME(i8_dots)(codes, x, g * group, group, tokens, d);
         __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)scales));
         EACH_TOKEN acc[t] = add_group(acc[t], d[t], scale, x + t, g);
@@ -29,7 +29,9 @@ SET INLINE void NAME(i4k)(const uint8_t *codes, const uint8_t *scales, int colum
     scales += I4K_HEAD;
     EACH_TOKEN acc[t] = _mm256_setzero_ps();
     for (int g = 0; g < columns / group; g++) {
-        prefetch(codes, group * PANEL / 2, scales);
+        prefetch(codes);
+        prefetch(codes + 64);
+        prefetch_scales(scales);
         NAME(i4k_dots)(codes, x, g * group, tokens, d);
         __m256 scale = scaled_bytes(scales, row_scale);
         __m256 offset = scaled_bytes(scales + PANEL, row_offset);

@@ -208,7 +208,7 @@ static int look_up(mira_residency *r, int32_t count)
             r->here[2 * r->here_count++ + 1] = r->slot[key];
         } else if (!staged) {
             r->absent[r->absent_count++] = e;
-        } else if (r->state[r->slot[key]] == MIRA_FAILED) {
+        } else if (r->state[r->slot[key]] >= MIRA_FAILED) {
             r->called[r->experts - ++failed] = e;
         } else {
             r->called[r->called_count++] = e;

@@ -7,6 +7,8 @@
 #include "brain.h"
 #include "shares.h"
 
+#include <math.h>
+
 enum { MIRA_ABSENT, MIRA_RESIDENT, MIRA_STAGED, MIRA_TRANSIT };
 
 /* How far a step has come: all who can be placed are, the called in bets come first, or somebody
@@ -14,12 +16,12 @@ enum { MIRA_ABSENT, MIRA_RESIDENT, MIRA_STAGED, MIRA_TRANSIT };
 enum { MIRA_PLACED, MIRA_CALLED, MIRA_SHORT };
 
 /* How far the transfer into a slot has come, where it is a bet. */
-enum { MIRA_QUEUED, MIRA_RUNNING, MIRA_DONE, MIRA_FAILED, MIRA_DROPPED };
+enum { MIRA_QUEUED, MIRA_RUNNING, MIRA_PAUSED, MIRA_DONE, MIRA_FAILED, MIRA_DROPPED };
 
 /* All memory is the caller's: zeros, but for `least`, infinite, `idle`, all slots pool by pool, and
  * what is const. A layer belongs to a set, which other layers may share, and a set to a pool, whose
  * slots are of one size. Lists of a step are in ascending order of experts, `here` in two parts.
- * Whoever brings experts in writes `state`, `began` and `finished` while others read them. */
+ * Whoever brings experts in writes `state`, `began`, `finished` and `moved` while others read them. */
 typedef struct {
     int32_t layers, experts, sets, pools, admission, staging_limit;
     int32_t staged, passing;     /* how many there are: on bets, in transit */
@@ -47,7 +49,7 @@ typedef struct {
     int32_t *loser;              /* [layers]: whose it is, the first of equals */
     int64_t *hits, *misses;      /* [layers][experts], as are the next two */
     int64_t *prefetched, *prefetch_used;
-    int64_t *in_vain;            /* [layers]: bets on it that were moved and wasted */
+    int64_t *in_vain;            /* [layers]: bytes moved of bets on it that were wasted */
     int64_t *activations;        /* [layers][experts]: tokens that were routed there */
     uint8_t *needed;             /* [experts]: by the step */
     int32_t *here, *placed;      /* [experts][2]: experts and slots: residents, and those brought in */
@@ -57,7 +59,8 @@ typedef struct {
     int32_t *bet;                /* [experts][2]: experts and slots of the bets just placed */
     uint8_t *stale;              /* [slots] */
     uint8_t *state;              /* [slots]: of bets, as are the next two */
-    double *began, *finished;    /* [slots]: seconds */
+    double *began, *finished;    /* [slots]: seconds; pauses are left out: it begins that much later */
+    int64_t *moved;              /* [slots]: bytes, of bets that are not under way */
     double *score, *since;       /* [layers][experts]: of the heat, and when decay began to run */
     mira_shares shares;          /* ways of the sets */
 } mira_residency;
@@ -93,8 +96,9 @@ typedef struct {
     const int64_t *ids;    /* [count]: may come several times */
     double now, transfer;  /* seconds: on the clock of the transfers; of one expert */
     double compute;        /* of one expert; those that are there are computed while others come */
+    int32_t chunks;        /* of a transfer, which is left at the end of one when others want the link */
     int32_t missing;       /* out: experts that are not resident */
-    int32_t unwanted;      /* out: bets on it that have not begun and are not wanted, in `called` */
+    int32_t unwanted;      /* out: bets on it that are not done and not wanted, in `called` */
     double stall;          /* out: seconds that it would wait, without bets, for what is missing */
     double gained, lost;   /* out: of that saved by bets on it; that it waits for others */
 } mira_routed;
@@ -119,6 +123,15 @@ static inline size_t residency_at(const mira_residency *r, int32_t layer, int32_
 static inline int32_t residency_take(mira_residency *r, int32_t layer)
 {
     return r->idle[--r->top[r->pool[layer]]];
+}
+
+/* How long a transfer goes on that has had the link for `passed`, when somebody else wants it. */
+static inline double mira_overrun(double passed, double transfer, int32_t chunks)
+{
+    if (passed >= transfer)
+        return 0;
+    double chunk = transfer / chunks, border = ceil(passed / chunk) * chunk;
+    return (border < transfer ? border : transfer) - passed;
 }
 
 /* What staged.c, sharing.c and residency.c need of each other: the least worthy of layers whose worth

@@ -23,8 +23,7 @@ CLONES static void logits_of(const float *weight, const float *x, int rows, int 
 {
     int row = 0;
     for (; row + 4 <= rows; row += 4)
-        lanes_products(x, weight + (size_t)row * columns, columns, columns, 4 * columns,
-                       logits + row);
+        lanes_products(x, weight + (size_t)row * columns, columns, columns, logits + row);
     for (; row < rows; row++)
         logits[row] = lanes_product(weight + (size_t)row * columns, x, columns);
 }

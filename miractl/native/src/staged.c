@@ -12,6 +12,7 @@ void staged_enter(mira_residency *r, int32_t key, int32_t slot)
 {
     r->staging[r->staged++] = key;
     r->state[slot] = MIRA_QUEUED;
+    r->moved[slot] = 0;
     r->stale[slot] = 0;
 }
 
@@ -57,20 +58,15 @@ void mira_call_in(mira_residency *r, int32_t expert)
 void mira_drop(mira_residency *r, int32_t layer, int32_t expert)
 {
     int32_t key = layer * r->experts + expert;
-    if (r->state[r->slot[key]] == MIRA_DONE) {
+    int64_t moved = r->moved[r->slot[key]];
+    if (moved > 0) {
         r->wasted++;
-        r->in_vain[layer]++;
+        r->in_vain[layer] += moved;
         feel(r, key, IN_VAIN);
     } else {
         r->cancelled++;
     }
     mira_release(r, layer, expert);
-}
-
-/* Seconds that demands wait for a transfer that has begun. */
-static double left(const mira_residency *r, const mira_routed *in, int32_t slot)
-{
-    return in->transfer - (in->now - r->began[slot]);
 }
 
 /* Mark the experts of the layer and count the missing; returns how long the computing of the others
@@ -108,17 +104,15 @@ void mira_judge_bets(mira_residency *r, mira_routed *in)
             r->stale_count += !wanted - r->stale[slot];
             r->stale[slot] = !wanted;
         }
-        if (state == MIRA_QUEUED) {
-            if (layer == in->layer && !wanted)
-                r->called[in->unwanted++] = expert;
+        if (state < MIRA_DONE && layer == in->layer && !wanted)
+            r->called[in->unwanted++] = expert;
+        if (state == MIRA_QUEUED || state > MIRA_DONE)
             continue;
-        }
-        if (wanted) {
-            double until = state == MIRA_RUNNING ? in->now : r->finished[slot];
-            in->gained += fmin(in->transfer, until - r->began[slot]);
-        } else if (state == MIRA_RUNNING) {
-            in->lost = fmax(in->lost, left(r, in, slot));
-        }
+        double passed = (state == MIRA_RUNNING ? in->now : r->finished[slot]) - r->began[slot];
+        if (wanted)
+            in->gained += fmin(in->transfer, passed);
+        else if (state == MIRA_RUNNING)
+            in->lost = fmax(in->lost, mira_overrun(passed, in->transfer, in->chunks));
     }
     in->gained = fmin(in->gained, in->stall);
     in->lost = in->missing ? fmax(0, in->lost - fmax(0, slack)) : 0;

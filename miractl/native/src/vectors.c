@@ -65,33 +65,43 @@ WIDE void vector_add_scaled(float *restrict y, const float *restrict x, float fa
         y[i] += factor * x[i];
 }
 
+/* Eight columns; GCC and clang have the operations. */
+typedef float columns __attribute__((vector_size(32), aligned(4), may_alias));
+
+/* Rows are added to y in order, column by column; the sums of some columns are waited for together. */
+#define ADD_ROWS(term)                                                                             \
+    do {                                                                                           \
+        int32_t i = 0;                                                                             \
+        for (; i + 4 * LANES <= n; i += 4 * LANES) {                                               \
+            columns *sum = (columns *)(y + i), a = sum[0], b = sum[1], c = sum[2], d = sum[3];     \
+            for (int32_t r = 0; r < count; r++) {                                                  \
+                const columns *row = (const columns *)(rows[r] + i);                               \
+                a += term(row[0]);                                                                 \
+                b += term(row[1]);                                                                 \
+                c += term(row[2]);                                                                 \
+                d += term(row[3]);                                                                 \
+            }                                                                                      \
+            sum[0] = a, sum[1] = b, sum[2] = c, sum[3] = d;                                        \
+        }                                                                                          \
+        for (; i < n; i += LANES) {                                                                \
+            columns *sum = (columns *)(y + i), a = *sum;                                           \
+            for (int32_t r = 0; r < count; r++)                                                    \
+                a += term(*(const columns *)(rows[r] + i));                                        \
+            *sum = a;                                                                              \
+        }                                                                                          \
+    } while (0)
+
 WIDE void vector_add_rows(float *restrict y, const float *const *rows, int32_t count, int32_t n)
 {
-    for (int32_t i = 0; i < n; i += LANES) { /* many rows at a time are waited for, not one */
-        float sum[LANES];
-        for (int32_t j = 0; j < LANES; j++)
-            sum[j] = y[i + j];
-        for (int32_t r = 0; r < count; r++)
-            for (int32_t j = 0; j < LANES; j++)
-                sum[j] += rows[r][i + j];
-        for (int32_t j = 0; j < LANES; j++)
-            y[i + j] = sum[j];
-    }
+#define PLAIN(x) (x)
+    ADD_ROWS(PLAIN);
 }
 
 WIDE void vector_add_scaled_rows(float *restrict y, const float *const *rows, const float *factors,
                                  int32_t count, int32_t n)
 {
-    for (int32_t i = 0; i < n; i += LANES) {
-        float sum[LANES];
-        for (int32_t j = 0; j < LANES; j++)
-            sum[j] = y[i + j];
-        for (int32_t r = 0; r < count; r++)
-            for (int32_t j = 0; j < LANES; j++)
-                sum[j] += factors[r] * rows[r][i + j];
-        for (int32_t j = 0; j < LANES; j++)
-            y[i + j] = sum[j];
-    }
+#define SCALED(x) (factors[r] * (x))
+    ADD_ROWS(SCALED);
 }
 
 WIDE void vector_add(float *restrict y, const float *restrict x, int32_t n)
