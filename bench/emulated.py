@@ -160,7 +160,7 @@ def layer_seconds(folder: Path, memory: str, faster: float, tokens: int) -> tupl
     with engines(folder, memory, NO_TIME, faster, ("off",)) as made:
         engine, clock = made["off"]
         laps = [decode(engine, clock, torch.full((1, 32), 7), tokens) for _ in range(2)]
-        layers = len(engine.cache.expert_bytes)
+        layers = len(engine.outline.layers)
         return laps[1]["seconds"] / tokens / layers, engine.plan.expert_bytes
 
 
@@ -178,7 +178,7 @@ def measure(
                 if number:
                     rounds[name].append(lap)
         record = made["off"][0].plan.expert_bytes
-        layers = tokens * len(made["off"][0].cache.expert_bytes)
+        layers = tokens * len(made["off"][0].outline.layers)
     computing = [(lap["seconds"] - lap["waited_seconds"]) / layers for lap in rounds["off"]]
     return {
         "model": folder.name,
