@@ -18,7 +18,8 @@ class Times(ctypes.Structure):
     `began`: when it all began; `waited` for transfers in all; `transfer` of one expert, 0 where
     nothing is to be learned; `demands` and `under_way` are transfers not finished, for demands and
     for bets; `spent`: what computing the `computed` experts took that the layer before had; `took`:
-    to bet. `stall` is told: how long a layer would wait without bets, on average.
+    to bet. `prize` is told: what bets on a layer save, on average, and no more than it would wait
+    without.
     """
 
     now: float
@@ -30,7 +31,7 @@ class Times(ctypes.Structure):
     spent: float
     computed: int
     took: float
-    stall: float
+    prize: float
     at: Moment
 
     _fields_ = (
@@ -38,17 +39,18 @@ class Times(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("demands", "under_way")),
         *((name, ctypes.c_double) for name in ("waited", "spent")),
         *((name, ctypes.c_int32) for name in ("computed", "prompt")),
-        *((name, ctypes.c_double) for name in ("took", "began", "stall", "deciding")),
+        *((name, ctypes.c_double) for name in ("took", "began", "stall", "prize", "deciding")),
         *((name, ctypes.c_int32) for name in ("skips", "skipped")),
-        *((name, ctypes.c_int32) for name in ("horizon", "layers", "last", "was_prompt")),
+        *((name, ctypes.c_int32) for name in ("horizon", "layers", "last", "was_prompt", "tried")),
         *((name, ctypes.c_double) for name in ("last_now", "last_waited")),
         ("pace", ctypes.c_void_p),
-        *((name, ctypes.c_double * 2) for name in ("each", "stalls")),
+        *((name, ctypes.c_double * 2) for name in ("each", "stalls", "prizes")),
         *((name, ctypes.c_void_p) for name in ("bets", "table")),
         ("at", Moment),
     )
 
 
+PRIZE = 1.0  # seconds, to begin with: some hundred layers are tried
 _begin = struct.Struct("@2d2i").pack_into  # the first of them
 
 
@@ -67,6 +69,7 @@ class Ahead:
         self.pace: NDArray[np.float64] = np.full((2, layers), -1.0)  # below 0: not known
         at = Moment(confidence=confidence)
         self.times = Times(took=-1.0, began=began, horizon=horizon, layers=layers, last=-1, at=at)
+        self.times.prizes[:] = (PRIZE, PRIZE)
         self.times.pace = self.pace.ctypes.data
         self.times.bets, self.times.table = bets.address, table.address
         self._memory = memory = memoryview(self.times).cast("B")
@@ -80,7 +83,7 @@ class Ahead:
 
     @property
     def skips(self) -> bool:
-        """Whether to bet takes longer than the layer would wait without bets, on average."""
+        """Whether to bet takes longer than it saves, on average."""
         return self._skips[0] > 0
 
     @property

@@ -59,6 +59,8 @@ class Prefetcher:
                 break
             guess = predictor.guess(layers)
             if guess is None:
+                if layers == 1:  # no layer comes after this: what that takes says nothing
+                    return
                 break
             placed = ahead.place(layers, guess)
             if placed:

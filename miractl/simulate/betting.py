@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.ahead import PRIZE
 from miractl.native.bets import BetsState, Floats, Moment
 from miractl.native.deciding import Known
 from miractl.native.predictor import BINS
@@ -22,6 +23,7 @@ LEAST, TRUSTED, MOST_GUESSES = 1e-4, 10.0, 1024
 DEMAND_RATE, WORTH_RATE, WORTH_ON, CREDIT = 0.02, 0.005, 0.05, 50.0
 LAYERS_AHEAD = 12
 RATE = 0.05  # of the averages of a runtime, a layer's step
+PRIZE_RATE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,8 @@ class ReferenceAhead:
         confidence: float,
         began: float,
     ) -> None:
-        self.bets, self.table, self.stall = bets, table, 0.0
+        self.bets, self.table, self.prize, self._stall = bets, table, 0.0, 0.0
+        self._prizes, self._tried = [PRIZE, PRIZE], False
         self.pace, self.overlap = Pace(bets.state.layers), Overlap()
         self._layer, self._prompt, self._now = 0, False, 0.0
         self._horizon, self._began, self._at = horizon, began, Moment(confidence=confidence)
@@ -242,7 +245,12 @@ class ReferenceAhead:
         if transfer > 0:
             self.bets.judge(layer, np.unique(ids).tolist(), found.missing > 0, transfer)
             self.bets.account(found.gained, found.lost, transfer)
-        self.stall = self.overlap.waits(found.stall, self._prompt)
+        self._stall = self.overlap.waits(found.stall, self._prompt)
+        before = self._prizes[self._prompt]
+        if self._tried:
+            self._prizes[self._prompt] += PRIZE_RATE * (found.gained - found.lost - before)
+        self._tried = False
+        self.prize = min(self._stall, self._prizes[self._prompt])
         return found.unwanted
 
     def begin(self, now: float, transfer: float, demands: int, under_way: int) -> None:
@@ -261,8 +269,9 @@ class ReferenceAhead:
             at.elapsed, at.promised = self._now - self._began, 0.0
             at.link = (self._demands + self._under_way) * at.transfer
             at.gate = self._demands * at.transfer + compute
-            at.compute, at.stall = compute, self.stall
+            at.compute, at.stall = compute, self._stall
         at.layer, at.ahead = self._layer + ahead, ahead
         at.kind = ahead - 1 + (self._horizon if self._prompt else 0)
         at.room = table.room_for_bets
+        self._tried = at.transfer > 0
         return table.bet(at.layer, self.bets.choose(at, guesses, table.present(at.layer)))

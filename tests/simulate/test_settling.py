@@ -105,7 +105,7 @@ def test_c_and_python_settle_and_place_alike(
             status = compiled.ask(step)
         assert plain.ask(step) == (Status.PLACED if status == Status.HERE else status)
         assert status != Status.HERE or len(plain.here) == plain.different
-        assert slow.stall == fast.times.stall
+        assert slow.prize == fast.times.prize
         assert serve(plain) == serve(compiled)
         for one in (slow, fast):
             one.begin(now, transfer, demands, 1)

@@ -1,7 +1,11 @@
 #include "ahead.h"
 
+#include <math.h>
+
 #define RATE 0.05 /* of the averages, a layer's step; as miractl/simulate/betting.py has it */
-#define SKIPS 63  /* layers without bets, at most */
+#define PRIZE_RATE 0.02 /* what bets save differs much from layer to layer */
+#define EVERY 256 /* layers, of which so many in a row are bet on where that takes too long */
+#define TRIED 16
 
 /* A layer takes from the routing of the one before to its own. */
 static void mark(mira_ahead *a, int32_t layer)
@@ -27,18 +31,30 @@ static void time_experts(mira_ahead *a)
     a->was_prompt = a->prompt != 0;
 }
 
-/* Where deciding takes longer than all that is missing would be waited for, nobody bets; now and then
- * it is tried and timed again. A pause of the thread looks like long deciding: down at once, up
- * slowly. */
+/* What bets on a layer save where they are tried, on average; no more than it would wait without. */
+static void appraise(mira_ahead *a, const mira_routed *routed)
+{
+    double *prize = a->prizes + a->was_prompt;
+    if (a->tried)
+        *prize += PRIZE_RATE * (routed->gained - routed->lost - *prize);
+    a->tried = 0;
+    a->prize = fmin(a->stall, *prize);
+}
+
+/* Where deciding takes longer than bets save, nobody bets; now and then it is tried and timed again. A
+ * pause of the thread looks like long deciding. */
 static void skip(mira_ahead *a)
 {
-    if (a->took >= 0) {
-        double slowly = a->deciding + RATE * (a->took - a->deciding);
-        a->deciding = a->deciding > 0 && slowly < a->took ? slowly : a->took;
-        a->took = -1;
+    if (a->took >= 0 && a->deciding > 0)
+        a->deciding += RATE * (fmin(a->took, 2 * a->deciding) - a->deciding);
+    else if (a->took >= 0)
+        a->deciding = a->took;
+    a->took = -1;
+    a->skips = a->prize < a->deciding;
+    if (a->skips) {
+        a->skipped = (a->skipped + 1) % EVERY;
+        a->skips = a->skipped < EVERY - TRIED;
     }
-    a->skips = a->stall < a->deciding && a->skipped < SKIPS;
-    a->skipped = a->skips ? a->skipped + 1 : 0;
 }
 
 int32_t ahead_settle(mira_ahead *a)
@@ -53,6 +69,7 @@ int32_t ahead_settle(mira_ahead *a)
     double *stall = a->stalls + a->was_prompt;
     *stall += RATE * (routed.stall - *stall);
     a->stall = *stall;
+    appraise(a, &routed);
     skip(a);
     return routed.unwanted;
 }
@@ -78,5 +95,6 @@ int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses)
     at->ahead = ahead;
     at->class_ = ahead - 1 + (a->prompt ? a->horizon : 0);
     mira_bets_place(a->bets, r, at, guesses);
+    a->tried = a->transfer > 0;
     return r->bet_count;
 }

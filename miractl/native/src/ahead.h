@@ -15,16 +15,19 @@ typedef struct {
     double took;                 /* to decide on bets on the layers after the last one; below 0: there were none */
     double began;                /* when it all began */
     double stall;                /* out: that a layer has to expect without bets, on average */
+    double prize;                /* out: that bets on a layer save, on average, and no more than that */
     double deciding;             /* what it takes to bet, on average; 0: not known yet */
-    int32_t skips, skipped;      /* out: no bets on the next layers; layers without any, one by one */
+    int32_t skips, skipped;      /* out: no bets on the next layers; layers that they were too dear for */
     int32_t horizon;             /* layers ahead at most */
     int32_t layers, last;        /* layer that was routed before; -1: none */
-    int32_t was_prompt;          /* whether it was a prompt's */
+    int32_t was_prompt, tried;   /* whether it was a prompt's; whether the next was bet on, if only
+                                  * nothing seemed worth it */
     double last_now, last_waited;
     double *pace;                /* [2][layers], of prompts the second: from the layer before to this
                                   * one, waiting left out; below 0: not known */
     double each[2], stalls[2];   /* of single tokens and of prompts: an expert's computing, 0 is not
                                   * known; the averages of `stall` */
+    double prizes[2];            /* what bets on a layer save where they are tried, on average */
     mira_bets *bets;
     mira_residency *table;
     mira_moment at;
