@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 15  # MIRA_ABI of miractl_native.h
+ABI = 16  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
