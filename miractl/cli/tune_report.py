@@ -17,7 +17,7 @@ def candidate_words(candidate: Candidate, shape: Shape) -> str:
     if shape.is_whole:
         return threads
     staged = f"{candidate.staged} staged" if candidate.staged else "no prefetch"
-    ways = _counted(candidate.ways(shape.slots), "way")
+    ways = _counted(candidate.ways(shape), "way")
     return f"{_counted(candidate.sets, 'set')} x {ways}, {staged}, {threads}"
 
 
@@ -41,7 +41,7 @@ def table_of(runs: Sequence[Run], shape: Shape, today: Candidate) -> str:
     """One line a candidate."""
     rows = [
         (
-            *(one.sets, one.ways(shape.slots), one.staged, one.threads)[3 * shape.is_whole :],
+            *(one.sets, one.ways(shape), one.staged, one.threads)[3 * shape.is_whole :],
             f"{trial.median:.4g}",
             "n/a" if trial.spread is None else f"±{format_share(trial.spread)}",
             trial.round,
@@ -85,7 +85,7 @@ def json_of(runs: Sequence[Run], shape: Shape, outcome: Outcome) -> dict[str, An
         "trials": [
             {
                 **asdict(trial.candidate),
-                "ways": None if shape.is_whole else trial.candidate.ways(shape.slots),
+                "ways": None if shape.is_whole else trial.candidate.ways(shape),
                 "round": trial.round,
                 "tokens_per_second": list(trial.samples),
                 "median": trial.median,

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import product
 
+from miractl.plan.slots import reserve
+
 GROWTH = 2  # passages of a run from round to round
 LAST = 2  # candidates that meet in the last round, beside today's settings
 LAST_REPEATS = 5
@@ -47,9 +49,9 @@ class Candidate:
     staged: int
     threads: int
 
-    def ways(self, slots: int) -> int:
-        """M of N x M = slots; what is left over gives some sets one more."""
-        return (slots - 1) // self.sets
+    def ways(self, shape: Shape) -> int:
+        """M of N x M = residents; what is left over gives some sets one more."""
+        return (shape.slots - reserve(shape.slots, shape.top_k)) // self.sets
 
     def changes(self, other: "Candidate") -> int:
         """In how many settings two differ."""
@@ -141,7 +143,7 @@ def candidates(shape: Shape, threads: Sequence[int], today: Candidate) -> list[C
     fitting = [
         one
         for one in grid
-        if one.staged <= shape.slots // 4 and one.ways(shape.slots) >= shape.top_k
+        if one.staged <= shape.slots // 4 and one.ways(shape) >= shape.top_k
     ]
     return list(dict.fromkeys([today, *fitting]))
 

@@ -30,11 +30,11 @@ def test_a_plan_keeps_the_budget_and_can_always_make_progress(
     assert plan.slots <= layers * experts
     assert len(plan.ways) <= layers
     assert max(plan.ways) - min(plan.ways) <= 1
-    reserve = plan.slots - sum(plan.ways)
+    passing = plan.slots - sum(plan.ways)
     if plan.slots == layers * experts:
         assert plan.ways == (experts,) * layers
     else:
-        assert reserve == 1
+        assert 1 <= passing <= max(1, min(top_k // 2, plan.slots // 64))
     assert plan.staging_limit <= max_staged
     assert plan.staging_limit <= plan.slots // 4
 
