@@ -227,7 +227,8 @@ def _memory_steps(found: Plan) -> list[str]:
         f"- staged: min({', '.join(str(b.experts) for b in found.staging.bounds if b.binds)}) ="
         f" {found.staging.limit}",
         f"- resident: {slots.slots:,} - {slots.slots - sum(slots.ways)} for what is just needed ="
-        f" {sum(slots.ways):,} of {g.expert_count:,}, of whom bets displace {slots.staging_limit} at most",
+        f" {sum(slots.ways):,} of {g.expert_count:,}, of whom bets displace"
+        f" {slots.staging_limit} at most",
     ]
 
 

@@ -141,9 +141,7 @@ def candidates(shape: Shape, threads: Sequence[int], today: Candidate) -> list[C
     # Of those that differ in one setting, threads come first: wrong ones cost most.
     grid.sort(key=lambda one: (one != start, one.changes(today), one.threads == today.threads))
     fitting = [
-        one
-        for one in grid
-        if one.staged <= shape.slots // 4 and one.ways(shape) >= shape.top_k
+        one for one in grid if one.staged <= shape.slots // 4 and one.ways(shape) >= shape.top_k
     ]
     return list(dict.fromkeys([today, *fitting]))
 
