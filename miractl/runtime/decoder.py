@@ -23,7 +23,8 @@ from miractl.runtime.dense import DenseLinear
 from miractl.runtime.kv import GrowingLayer
 from miractl.runtime.moe_block import Rest, rest_of, stock
 from miractl.runtime.norms import find_norm
-from miractl.runtime.passes import CACHES, Pass, Passes
+from miractl.runtime.passes import Pass, Passes
+from miractl.runtime.sequences import CACHES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 NORMS = ("q_norm", "k_norm")

@@ -9,7 +9,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-CACHES = ("cache", "past_key_values")
+from miractl.runtime.sequences import CACHES
+
 # What a layer may be told beside its states, without another answer.
 PLAIN = {"position_embeddings", "position_ids", "use_cache", *CACHES}
 

@@ -76,12 +76,11 @@ class BatchedBackend:
     def __init__(self, model: Any, concurrency: int, blocks: int, losses: Losses) -> None:
         """With a key-value cache of so many blocks; requests beyond it wait, or are computed again.
 
-        From now on `losses` are taken here.
+        While it runs `losses` are taken here.
 
         Raises ValueError or another error of transformers for families it cannot batch.
         """
         self._model, self._losses = model, losses
-        losses.are_taken = True
         self._config = ContinuousBatchingConfig(
             page_size=kv.PAGE,
             num_blocks=blocks,
@@ -114,6 +113,7 @@ class BatchedBackend:
         processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([self._rows]))
         processors.tensors_required = 1
         self._manager.logit_processor = processors
+        self._losses.are_taken = True
         self._manager.start()
 
     def submit(self, job: Job, deliver: Deliver) -> None:
@@ -186,5 +186,6 @@ class BatchedBackend:
         return None
 
     def close(self, timeout: float) -> None:
-        """See Backend."""
+        """See Backend. Whoever runs the model next hears of what cannot be read."""
         self._manager.stop(block=True, timeout=timeout, hard_stop=True)
+        self._losses.are_taken = False

@@ -149,6 +149,7 @@ def test_families_that_cannot_be_batched_are_served_one_after_another(server: Ru
         assert len(running.notes) == 1
         assert "linear_attention" in running.notes[0]
         assert "one after another" in running.notes[0]
+        assert not running.engine.losses.are_taken  # a read that fails is an error there
         with ThreadPoolExecutor(4) as pool:
             texts = list(pool.map(lambda p: running.complete(p, max_tokens=24), PROMPTS[:4]))
         assert texts == [server.complete(prompt, max_tokens=24) for prompt in PROMPTS[:4]]
