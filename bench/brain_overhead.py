@@ -62,7 +62,7 @@ MODES = ("lookahead", "learned", "markov")
 SHARE, RESERVE, STAGED, MOST = 0.25, 5, 4, 25e-6
 WARM_UP = 20  # tokens
 TRANSFER, COMPUTE = 1e-3, 2e-3  # seconds: bets pay, one layer ahead
-INTERVAL = 10_000  # tokens, until tables are sampled anew
+INTERVAL, HORIZON = 10_000, 3  # of the default profile
 
 
 class AtOnce:
@@ -183,7 +183,7 @@ class Decoding:
         self._bets = (TimedBets if parts else Prefetcher)(
             *(self._cache, self._predictor(mode, shape)),
             confidence=0.8,
-            horizon=1,
+            horizon=HORIZON,
             clock=self._clock,
         )
         self._runs = LayerRuns(self._cache, Nothing(), self._sequences, self._stopwatch)
@@ -191,7 +191,7 @@ class Decoding:
     def _predictor(self, mode: str, shape: tuple[int, int, int]) -> Predictor:
         if mode == "lookahead":
             return Lookahead([self._routers.of(at) for at in range(shape[0])], shape[1])
-        made = Foresight(*shape, horizon=1) if mode == "learned" else MarkovTable(*shape)
+        made = Foresight(*shape, horizon=HORIZON) if mode == "learned" else MarkovTable(*shape)
         return Resampled(made, INTERVAL)
 
     @torch.no_grad()

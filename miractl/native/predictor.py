@@ -25,7 +25,7 @@ START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
 _tell = struct.Struct("@PP").pack_into
 _ARRAYS = (
     *("weights", "weight_sums", "table", "table_sums", "counts", "totals", "averages", "hints"),
-    *("scores", "lessons", "begun", "ids", "scratch"),
+    *("scores", "lessons", "begun", "scored", "ids", "scratch"),
 )
 
 
@@ -90,6 +90,7 @@ class PredictorState:
         self.hints = np.zeros((self.layers, HINTS, self.lanes), np.float32)
         self.scores = np.zeros((self.layers, self.lanes), np.float32)
         self.begun = np.zeros_like(self.scores)
+        self.scored = np.full(self.layers, -1, np.int64)
         self.ids = np.zeros((2, self.layers, self.top), np.uint16)
         self.scratch = np.zeros((2, self.lanes), np.float32)
 
@@ -148,19 +149,23 @@ class Predictor:
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._library = short_calls()
-        # Of each expert of the layer predicted last by `follow`: overwritten by the next.
-        self.guess: NDArray[np.float64] = np.zeros(state.experts)
+        self.guess: NDArray[np.float64] = np.zeros(state.experts)  # of the layer told of last
         self.address = ctypes.addressof(self._struct)  # valid as long as the predictor lives
         self._guess_at, self._follow = self.guess.ctypes.data, self._library.mira_follow
 
     def follow(self, layer: int, ids: int) -> None:
-        """Take in the int64 at address `ids` [k], then `predict` the layer that they tell of.
+        """Take in the int64 at address `ids` [k].
 
         With the last layer a lesson is due. Raises ValueError for experts that do not exist.
         """
         follow = self._follow
-        if follow(self.address, layer, ids, self._guess_at):
+        if follow(self.address, layer, ids):
             raise ValueError(f"Got experts that are none of {self.state.experts}")
+
+    def tell(self, layer: int) -> NDArray[np.float64]:
+        """Probabilities of a layer's experts by what was taken in. Overwritten by the next."""
+        self._library.mira_foretell(self.address, layer, self._guess_at)
+        return self.guess
 
     @property
     def ids(self) -> NDArray[np.uint16]:

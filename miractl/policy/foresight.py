@@ -7,6 +7,7 @@ import numpy as np
 from miractl.native.predictor import KEPT, PredictorState
 from miractl.native.predictor import Predictor as Native
 from miractl.native.replay import Routing
+from miractl.native.teller import Teller
 from miractl.native.tutor import Tutor
 from miractl.policy.prediction import (
     LAST,
@@ -30,21 +31,20 @@ class Stream:
 
     def __init__(self, states: list[PredictorState], tokens: int) -> None:
         self.predictors = [Native(state.branch(tokens)) for state in states]
+        self.teller = Teller(self.predictors, states[0].experts)
         self.next_layer = 0
         self._is_new = True
         self.prompt: list[Ids] = []  # the last tokens' ids [tokens, k] of each layer so far
 
     def begin(self, starts: bool) -> None:
-        """A token begins; what its first layers can be told from is known."""
+        """A token begins."""
         self.next_layer = 0
         for predictor in self.predictors:
             predictor.begin(starts or self._is_new)
-            for layer in range(min(predictor.state.ahead, predictor.state.layers)):
-                predictor.predict(layer)
         self._is_new = False
 
     def follow(self, layer: int, ids: int) -> None:
-        """Take in a layer's experts, int64 [k] at address `ids`, and predict what they tell of."""
+        """Take in a layer's experts, int64 [k] at address `ids`."""
         self.next_layer = layer + 1
         for predictor in self.predictors:
             predictor.follow(layer, ids)
@@ -94,18 +94,28 @@ class Foresight:
         if layer == self._layers - 1:
             self._teach(step)
 
+    def teller(self, step: Routed) -> Teller | None:
+        """That of the sequence whose new token is all of the step, but for the outermost layers."""
+        alone, layer = self._alone, step.layer
+        if alone is None or alone.next_layer != layer or not 0 < layer < self._layers - 1:
+            return None
+        self._step, alone.next_layer = step, layer + 1
+        return alone.teller
+
     def guess(self, ahead: int) -> Probabilities | None:
         """By each new token's past, by popularity for prompts. Overwritten by the next."""
         step, alone = self._step, self._alone
         if step is None or step.layer + ahead >= self._layers or ahead > len(self._states):
             return None
+        layer = step.layer + ahead
         if alone is not None:
-            return alone.predictors[ahead - 1].guess if alone.next_layer > step.layer else None
+            knows = alone.next_layer > step.layer
+            return alone.predictors[ahead - 1].tell(layer) if knows else None
         if is_prompt(step):
             return self._popular.guess(ahead)
         streams = [self._streams.of(part) for part in owned(step)]
         each = [
-            stream.predictors[ahead - 1].guess
+            stream.predictors[ahead - 1].tell(layer)
             for stream in streams
             if stream.next_layer == step.layer + 1
         ]

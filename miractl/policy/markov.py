@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from miractl.native.chain import BY_LAYER, BY_TOKEN, Chain, Walk
+from miractl.native.teller import Teller
 from miractl.native.tutor import Tutor
 from miractl.policy.prediction import (
     LAST,
@@ -71,6 +72,14 @@ class MarkovTable:
             alone.follow(layer, (step.at or step.addresses)[0])
         if layer == self._layers - 1:
             self._teach(step)
+
+    def teller(self, step: Routed) -> Teller | None:
+        """That of the sequence whose new token is all of the step, but for the outermost layers."""
+        alone, layer = self._alone, step.layer
+        if alone is None or alone.next_layer != layer or not 0 < layer < self._layers - 1:
+            return None
+        self._step, alone.next_layer = step, layer + 1
+        return alone.teller
 
     def guess(self, ahead: int) -> Probabilities | None:
         """By both tables for new tokens, by popularity for prompts. Overwritten by the next."""
@@ -150,6 +159,7 @@ class _Past:
     def __init__(self, chain: Chain) -> None:
         self.walk, self.next_layer = Walk(chain), 0
         self.walks = (self.walk,)
+        self.teller = Teller(self.walks, chain.experts)
 
     def follow(self, layer: int, ids: int) -> None:
         """Take in what a layer chose, int64 [k] at address `ids`."""

@@ -151,7 +151,7 @@ def _run(
             assert isinstance(queue, TransferQueue)
             queue.mover = _NeighbourMover(queue.mover, engine.outline.experts)
         if "wrong" in name and engine.prefetcher is not None:
-            engine.prefetcher.predictor = _Contrary(engine.prefetcher.predictor)
+            engine.prefetcher.go_by(_Contrary(engine.prefetcher.predictor))
             engine.prefetcher.ahead = _Reckless(engine.prefetcher.ahead)
         difference, same_text = check(engine)
         facts = engine.snapshot()

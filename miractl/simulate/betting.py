@@ -62,8 +62,8 @@ class ReferenceBets:
         made, said, came = self.state.bins[kind, :, int(p * BINS)]
         mean = said / made if made > 0 else p
         true = within((came + TRUSTED * mean) / (made + TRUSTED))
-        odds = p / (1 - p) * (true / (1 - true)) / (mean / (1 - mean))
-        return float(odds / (1 + odds))
+        held = p * (true * (1 - mean))
+        return float(held / (held + (1 - p) * (mean * (1 - true))))
 
     def choose(self, at: Moment, guesses: npt.NDArray[Any], there: Flags) -> list[int]:
         """Experts to bet on, likeliest first; moves `at` on unless bets are off."""

@@ -39,7 +39,7 @@ static double within(double p)
 }
 
 typedef struct {
-    double said, came; /* odds */
+    double held, failed; /* odds of what a bin said and of what came, multiplied crosswise */
 } record;
 
 /* What a bin of guesses said and what came of them; if it is empty, of a guess p. */
@@ -47,13 +47,14 @@ static record record_of(const double *bin, double p)
 {
     double said = bin[0] > 0 ? bin[MIRA_BINS] / bin[0] : p;
     double came = within((bin[2 * MIRA_BINS] + TRUSTED * said) / (bin[0] + TRUSTED));
-    return (record){said / (1 - said), came / (1 - came)};
+    return (record){came * (1 - said), said * (1 - came)};
 }
 
+/* Its odds become as much better or worse as those of guesses alike were. */
 static double corrected(double p, const record *found)
 {
-    double odds = p / (1 - p) * found->came / found->said;
-    return odds / (1 + odds);
+    double held = p * found->held;
+    return held / (held + (1 - p) * found->failed);
 }
 
 double mira_bets_calibrated(const mira_bets *b, int32_t class_, double guess)

@@ -167,6 +167,7 @@ typedef struct {
     float *scores;                /* [layers][lanes]: log-odds of a use */
     int64_t *lessons;             /* [1]: how often what is shared was changed */
     float *begun;                 /* [layers][lanes]: of those scores; their hints are in place */
+    int64_t *scored;              /* [layers]: the token that a score is of */
     uint16_t *ids;                /* [2][layers][top]: of the last two tokens */
     float *scratch;               /* [2][lanes] */
 } mira_predictor;
@@ -178,10 +179,12 @@ MIRA_API void mira_begin(mira_predictor *predictor, int32_t starts);
 MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer);
 MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint16_t *ids);
 
-/* Take in what the layer chose, ids[top], then predict the one that it tells of, unless that lies
- * outside: guess[experts] gets the probabilities. What is to be learned is left to a lesson.
- * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
-MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids, double *guess);
+/* Take in what the layer chose, ids[top]. What is to be learned is left to a lesson, and so is to predict
+ * what nobody asks about. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids);
+
+/* The probabilities of a layer by what has been taken in, as guess[experts]. */
+MIRA_API void mira_foretell(mira_predictor *predictor, int32_t layer, double *guess);
 
 /* Share of the different experts in ids[count] that are among as many likeliest by guess[experts]; of
  * equals the first. Ids that do not exist are passed over. */
@@ -217,6 +220,14 @@ MIRA_API int mira_markov_follow(mira_walk *walk, int32_t layer, const int64_t *i
 
 /* What follows the layer taken in last so many layers `ahead`, as guess[experts]. */
 MIRA_API void mira_markov_guess(const mira_walk *walk, int32_t layer, int32_t ahead, double *guess);
+
+/* Who tells of one sequence's next layer: a walk; or predictors, of which the first does, and the others
+ * of those after it. */
+typedef struct {
+    int32_t kind, count; /* MIRA_PREDICTOR or MIRA_WALK; how many */
+    void *const *pupils; /* [count] */
+    double *guess;       /* [experts] */
+} mira_teller;
 
 /* What a router asked early says. */
 typedef struct {
