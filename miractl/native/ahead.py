@@ -116,7 +116,7 @@ class Ahead:
         count = place(self._address, ahead, self._known_at)
         return self.table.fresh(count) if count else []
 
-    def follow(self, teller: Teller, ids: int) -> Pairs:
+    def follow(self, teller: Teller[Any], ids: int) -> Pairs:
         """Let a teller follow the routed layer, int64 [k] at address `ids`; bet by what it tells.
 
         It follows though bets are skipped. Raises ValueError for experts that do not exist.

@@ -136,7 +136,10 @@ def recall(guess: NDArray[np.float64], ids: int, count: int) -> float:
 
 
 class Predictor:
-    """A predictor and its state. Not thread-safe: its owner holds the lock."""
+    """A predictor and its state. Not thread-safe: its owner holds the lock.
+
+    While tokens are generated a `Teller` follows the layers.
+    """
 
     kind = 1  # of a pupil
 
@@ -149,23 +152,7 @@ class Predictor:
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._library = short_calls()
-        self.guess: NDArray[np.float64] = np.zeros(state.experts)  # of the layer told of last
         self.address = ctypes.addressof(self._struct)  # valid as long as the predictor lives
-        self._guess_at, self._follow = self.guess.ctypes.data, self._library.mira_follow
-
-    def follow(self, layer: int, ids: int) -> None:
-        """Take in the int64 at address `ids` [k].
-
-        With the last layer a lesson is due. Raises ValueError for experts that do not exist.
-        """
-        follow = self._follow
-        if follow(self.address, layer, ids):
-            raise ValueError(f"Got experts that are none of {self.state.experts}")
-
-    def tell(self, layer: int) -> NDArray[np.float64]:
-        """Probabilities of a layer's experts by what was taken in. Overwritten by the next."""
-        self._library.mira_foretell(self.address, layer, self._guess_at)
-        return self.guess
 
     @property
     def ids(self) -> NDArray[np.uint16]:

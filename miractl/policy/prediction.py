@@ -55,7 +55,7 @@ class TablePredictor(Predictor, Protocol):
 class Telling(Predictor, Protocol):
     """One that leaves most of what one new token decides to the library."""
 
-    def teller(self, step: Routed) -> Teller | None:
+    def teller(self, step: Routed) -> Teller[Any] | None:
         """Who follows the layer now, and tells of the next, in place of `observe` and `guess`.
 
         None: nobody does.

@@ -43,7 +43,7 @@ class Resampled:
                 self.resampled += 1
                 self._tokens = self._judged = 0
 
-    def teller(self, step: Routed) -> Teller | None:
+    def teller(self, step: Routed) -> Teller[Any] | None:
         """The inner one's, but for layers whose guess is judged or will be."""
         tell = self._tell
         if tell is None or self._guess is not None or (self._guesses + 1) % EVERY == 0:

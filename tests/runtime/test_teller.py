@@ -21,6 +21,7 @@ from miractl.runtime.prefetch import Prefetcher
 
 pytestmark = pytest.mark.usefixtures("kernels")
 LAYERS, EXPERTS, TOP, TOKENS = 5, 16, 2, 120
+ALONE, BESIDE = 50, 60  # steps with prompts
 MAKERS: dict[str, Callable[[], TablePredictor]] = {
     "markov": lambda: MarkovTable(LAYERS, EXPERTS, TOP),
     "learned": lambda: Foresight(LAYERS, EXPERTS, TOP, horizon=3),
@@ -36,13 +37,13 @@ class Observing:
 
 
 def steps() -> Iterator[Routed]:
-    """New tokens of a sequence, with a prompt of another and steps of both between them."""
+    """New tokens of a sequence; the prompts of two others, one beside it; and new tokens of two."""
     rng = np.random.default_rng(5)
     for step in range(TOKENS):
-        tokens = 4 if step == 50 else 2 if step % 40 > 36 else 1
-        segments = (Segment(1, 0, 1, step), Segment(2, 1, tokens, max(0, step - 47)))
-        if tokens == 4:
-            segments = (Segment(2, 0, 4, 0),)
+        tokens = 4 if step in (BESIDE, ALONE) else 2 if step % 40 > 36 else 1
+        segments = (Segment(1, 0, 1, step), Segment(2, 1, tokens, max(0, step - 67)))
+        if step == ALONE:
+            segments = (Segment(3, 0, 4, 0),)
         ids = np.zeros((tokens, TOP), np.int64)
         for layer in range(LAYERS):
             first = rng.integers(0, EXPERTS // 2, tokens) if layer == 0 else ids[:, 0] * 3 + 1
@@ -101,7 +102,7 @@ def test_one_call_decides_as_observing_and_guessing_do(
         np.testing.assert_array_equal(table, tables[key], err_msg=key)
 
 
-def test_a_new_token_between_the_outermost_layers_is_left_to_the_library() -> None:
+def test_new_tokens_between_the_outermost_layers_are_left_to_the_library() -> None:
     predictor = MAKERS["learned"]()
     assert isinstance(predictor, Telling)
     left = []
@@ -110,7 +111,8 @@ def test_a_new_token_between_the_outermost_layers_is_left_to_the_library() -> No
         if teller is None:
             predictor.observe(step, None)
         left.append((step.step, step.layer, teller is not None))
-    one = {(0, layer, 0 < layer < LAYERS - 1) for layer in range(LAYERS)}
-    assert one <= set(left)
-    assert {(50, layer, False) for layer in range(LAYERS)} <= set(left)  # a prompt
-    assert {(37, layer, False) for layer in range(LAYERS)} <= set(left)  # two sequences
+    for step, has_prompt in ((0, False), (79, False), (ALONE, True), (BESIDE, True)):
+        layers = {
+            (step, layer, 0 < layer < LAYERS - 1 and not has_prompt) for layer in range(LAYERS)
+        }
+        assert layers <= set(left)

@@ -99,26 +99,13 @@ int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses)
     return r->bet_count;
 }
 
-static int follow(const mira_teller *t, int32_t layer, const int64_t *ids)
-{
-    if (t->kind == MIRA_WALK)
-        return mira_markov_follow(t->pupils[0], layer, ids);
-    for (int32_t i = 0; i < t->count; i++)
-        if (mira_follow(t->pupils[i], layer, ids))
-            return MIRA_BAD_EXPERT;
-    return MIRA_OK;
-}
-
 int32_t mira_ahead_follow(mira_ahead *a, const mira_teller *t, const int64_t *ids)
 {
     int32_t layer = a->table->layer;
-    if (follow(t, layer, ids))
+    if (mira_teller_follow(t, layer, ids))
         return -1;
     if (a->skips || layer + 1 >= a->layers)
         return 0;
-    if (t->kind == MIRA_WALK)
-        mira_markov_guess(t->pupils[0], layer, 1, t->guess);
-    else
-        mira_foretell(t->pupils[0], layer + 1, t->guess);
+    mira_teller_tell(t, layer, 1);
     return mira_ahead_place(a, 1, t->guess);
 }

@@ -221,13 +221,24 @@ MIRA_API int mira_markov_follow(mira_walk *walk, int32_t layer, const int64_t *i
 /* What follows the layer taken in last so many layers `ahead`, as guess[experts]. */
 MIRA_API void mira_markov_guess(const mira_walk *walk, int32_t layer, int32_t ahead, double *guess);
 
-/* Who tells of one sequence's next layer: a walk; or predictors, of which the first does, and the others
- * of those after it. */
+/* Who tells of the next layers of a step that is one new token of some sequences, some rows of it: of each
+ * a walk, or predictors, the first of them one layer ahead and each further one layer more. */
 typedef struct {
-    int32_t kind, count; /* MIRA_PREDICTOR or MIRA_WALK; how many */
-    void *const *pupils; /* [count] */
-    double *guess;       /* [experts] */
+    int32_t kind;            /* MIRA_PREDICTOR or MIRA_WALK */
+    int32_t sequences, each; /* how many, and how many pupils of each */
+    int32_t top, experts;
+    void *const *pupils;     /* [sequences][each] */
+    const int32_t *rows;     /* [sequences]: of the step */
+    double *guess;           /* [layers ahead][experts] */
+    double *other;           /* [experts], scratch */
 } mira_teller;
+
+/* Take in what a layer chose, ids[rows, top]. MIRA_BAD_EXPERT, or MIRA_OK. */
+MIRA_API int mira_teller_follow(const mira_teller *teller, int32_t layer, const int64_t *ids);
+
+/* Set the guess of the layer so many `ahead` of the one taken in last: that any of the tokens uses an
+ * expert. */
+MIRA_API void mira_teller_tell(const mira_teller *teller, int32_t layer, int32_t ahead);
 
 /* What a router asked early says. */
 typedef struct {
