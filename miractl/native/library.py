@@ -50,6 +50,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_tutor_wait": (None, (_ADDRESS,)),
     "mira_teach": (None, (_ADDRESS, _ADDRESS, _INT)),
     "mira_rate": (_INT, (_ADDRESS,)),
+    "mira_weigh": (None, (_ADDRESS,)),
     "mira_begin": (None, (_ADDRESS, _INT)),
     "mira_predict": (None, (_ADDRESS, _INT)),
     "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),

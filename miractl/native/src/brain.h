@@ -70,14 +70,18 @@ typedef struct {
     const uint8_t *starts;         /* [count]: whether a text begins, at the first layer */
     const int64_t *ids;            /* [count, top] */
     const float *probabilities;
-    double *worth;                 /* [layers][experts], or NULL */
+    double *worth;                 /* [layers][experts] */
     double nearer, step;           /* what a score gains in a step; of them all so far */
-    int32_t count, layer;
+    mira_learner *const *voters;   /* [voter_count]: whose scores make the worth */
+    int32_t count, layer, voter_count;
 } mira_rating;
 
-/* The first half of mira_learn for them. Of one alone, the layer's worth becomes its scores, and more as
- * time passes. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+/* The first half of mira_learn for them, then mira_weigh. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_rate(const mira_rating *rating);
+
+/* The layer's worth becomes the log-odds that any of the voters uses the expert soon, and more as time
+ * passes; without voters it stays. */
+MIRA_API void mira_weigh(const mira_rating *rating);
 
 /* What is left to learn, of the last token or of a whole text. */
 enum { MIRA_LEARNER, MIRA_PREDICTOR, MIRA_WALK };
