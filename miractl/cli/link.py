@@ -36,8 +36,8 @@ def link_options(f: F) -> F:
     f = click.option(
         "--host-compute",
         type=click.Choice(("auto", "on", "off")),
-        help="With a device: compute missing experts on the host meanwhile, where that is sooner"
-        " (auto), all of them, or none.  [default: auto]",
+        help="Beside a device: compute missing experts on the host meanwhile, where that is sooner"
+        " (auto), all of them, or none.  [default: auto behind an emulated link, off beside a GPU]",
     )(f)
     return click.option(
         "--emulate-link",

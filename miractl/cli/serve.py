@@ -128,6 +128,7 @@ def command(
         expert_memory=expert_memory if emulate_link is None else "100%",
         kv_memory=kv_memory,
         dense=dense == "int8",
+        host_compute=emulate_link is None and host_compute in ("auto", "on"),
         sets=layout["sets"],
     )
     options = {

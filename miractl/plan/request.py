@@ -32,6 +32,7 @@ class PlanRequest:
     cap_origin: str = "default"
     prefetch: bool = True
     dense: bool = False  # attention and head as int8
+    host_compute: bool = False  # beside a GPU: of experts that all lie in host memory
     sets: int | None = None  # that layers share slots in; None: one a layer
 
     @property

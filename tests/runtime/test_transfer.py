@@ -21,7 +21,7 @@ SIZE = 100
 class GatedMover:
     """Moves a chunk when the test opens the gate; the clock advances by one second a chunk."""
 
-    source, busy_seconds = "disk", None
+    source, busy_seconds, seconds = "disk", None, None
 
     def __init__(self, chunks: int = 1) -> None:
         self.gate, self.started = threading.Semaphore(0), threading.Semaphore(0)
@@ -382,7 +382,7 @@ def test_bets_of_several_chunks_begin_when_no_demand_is_left() -> None:
 class EagerMover:
     """Moves in four chunks; every tenth expert fails after the second."""
 
-    source, chunks, busy_seconds = "disk", 4, None
+    source, chunks, busy_seconds, seconds = "disk", 4, None, None
 
     def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         for done in range(1, chunks):
