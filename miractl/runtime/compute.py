@@ -78,8 +78,11 @@ class SlotLayout:
 def slot_layout(outline: Outline, device: torch.device, dtype: torch.dtype) -> SlotLayout:
     """What slots of a model hold: records where the kernels can compute from them."""
     manifest = outline.manifest
-    if manifest is None or manifest.record.quantized is None or device.type in GPUS:
-        return SlotLayout(outline.kinds, dtype)  # a GPU decodes as fast as it copies
+    if manifest is None or manifest.record.quantized is None:
+        return SlotLayout(outline.kinds, dtype)
+    if device.type in GPUS:
+        note = f"{manifest.kind} records are decoded on {device.type}"
+        return SlotLayout(outline.kinds, dtype, note=note)
     if (why := why_decoded(manifest.record, device.type)) is not None:
         name = str(dtype).removeprefix("torch.")
         note = f"{manifest.kind} experts become {name} on arrival, which is slow: {why}"

@@ -4,8 +4,10 @@ The device's numbers are float32 decoded from the records; the host rounds activ
 it computes is near, not equal.
 """
 
+import contextlib
 import dataclasses
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ from miractl.runtime.packing import pack
 from miractl.runtime.parcels import Records
 from miractl.runtime.rerun import rerun
 from miractl.runtime.streams import GPUS
+from miractl.runtime.ticket import Course
 from miractl.runtime.transfer_queue import TransferQueue
 from miractl.runtime.verify import LAYER_TOLERANCE
 from miractl.telemetry.trace import read_trace
@@ -269,6 +272,45 @@ def test_what_the_host_cannot_compute_fails_the_step_alone(
     again = run(engine)[0]
     limit = 10 * LAYER_TOLERANCE[engine.outline.manifest.record.quantized.shape.format.name]  # type: ignore[union-attr]
     assert (again - first).norm() / first.norm() < limit
+
+
+def test_a_copy_for_later_that_fails_leaves_nothing_in_its_slot(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, step = engine.cache.transfers, STEPS[1]
+    assert isinstance(queue, TransferQueue)
+    broken = threading.Event()
+    move = queue.mover.move
+
+    def fails(*args: Any) -> Course:
+        if broken.is_set():
+            raise MiractlError("the link is gone")
+        return move(*args)
+
+    monkeypatch.setattr(queue.mover, "move", fails)
+    with torch.no_grad():
+        wanted = engine.model(step).logits  # all by the host
+        host = engine.cache._host
+        assert host is not None
+        for ticket in host._filling.values():
+            queue.finish(ticket)
+        broken.set()
+        engine.model(STEPS[2])
+        for ticket in host._filling.values():
+            queue.finish(ticket)
+        failed = [key for key, ticket in host._filling.items() if ticket.state is State.FAILED]
+        assert failed
+        broken.clear()
+        with pytest.raises(MiractlError, match="the link is gone"):
+            engine.model(STEPS[2])
+        assert not all(engine.cache.residency.is_resident(key) for key in failed)
+        for _ in range(len(failed)):  # each is told once
+            with contextlib.suppress(MiractlError):
+                engine.model(STEPS[2])
+        engine.model(STEPS[2])
+        again = engine.model(step).logits
+    limit = 10 * LAYER_TOLERANCE[FORMATS[engine.options.model_path.name]]
+    assert (again - wanted).norm() / wanted.norm() < limit
 
 
 def test_a_recording_is_decided_alike(packed: Path, device: FakeDevice, tmp_path: Path) -> None:
