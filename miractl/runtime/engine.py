@@ -191,7 +191,8 @@ class Engine:
         if beside or options.emulate_link is not None:
             assert outline.manifest is not None
             everything = outline.manifest.record.nbytes * outline.experts * len(outline.layers)
-            refuse_too_large(everything, this_machine(torch.device("cpu")))
+            lower = "--host-compute off" if beside else ""
+            refuse_too_large(everything, this_machine(torch.device("cpu")), lower)
         recorder = recorder_for(options, outline, plan)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
         # Where slots are elsewhere and the host keeps no copy its memory is free for pages.

@@ -5,6 +5,7 @@ Beside a GPU they are also what is copied to it, from where they lie if that is 
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 
@@ -23,12 +24,15 @@ from miractl.runtime.ticket import Course, carry_out
 READERS = 2  # reads under way at a time
 
 
-def refuse_too_large(nbytes: int, machine: PlanMachine) -> None:
-    """Raise MiractlError, with the line that does not fit, if so many bytes are not free."""
+def refuse_too_large(nbytes: int, machine: PlanMachine, lower: str = "") -> None:
+    """Raise MiractlError, with the line that does not fit, if so many bytes are not free.
+
+    `lower`: what to turn down then.
+    """
     line = Line("host tier", nbytes, "all experts, as records")
     broken = bare_ledger(machine).with_line(line).first_break()
     if broken is not None:
-        raise broken.error()
+        raise replace(broken, lower=lower).error()
 
 
 class HostTier:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from miractl.checkpoint.record import why_decoded
 from miractl.errors import UsageError
 from miractl.native.kernels import Pool
 from miractl.plan.needs import landings
 from miractl.plan.pools import PoolPlan
+from miractl.plan.request import refuse_host
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.compute import KernelCompute, SlotLayout
 from miractl.runtime.emulated import EmulatedLink
@@ -106,8 +106,11 @@ def refuse_link(
     options: "EngineOptions", outline: "Outline", layout: SlotLayout, device: torch.device
 ) -> None:
     """Raise UsageError where a link cannot be emulated, or the host cannot compute beside one."""
+    on_gpu = device.type in GPUS
     if options.emulate_link is None:
-        _refuse_host(options, outline, device)
+        if options.host_compute is not None and (options.host_compute != "off" or not on_gpu):
+            record = None if outline.manifest is None else outline.manifest.record
+            refuse_host(on_gpu, record, "--emulate-link 15.8GB/s")
     elif device.type != "cpu":
         raise UsageError(f"--emulate-link is for the CPU, and the model runs on {device}")
     elif layout.records is None:
@@ -121,22 +124,6 @@ def refuse_link(
             "--emulate-link needs --expert-memory: the emulated device has no memory of its own",
             hint="--expert-memory 25%",
         )
-
-
-def _refuse_host(options: "EngineOptions", outline: "Outline", device: torch.device) -> None:
-    """Raise UsageError where there is no device beside the host, or no record to compute from."""
-    if options.host_compute is not None and device.type not in GPUS:
-        raise UsageError(
-            "--host-compute: there is no device that computes beside the host",
-            hint="--emulate-link 15.8GB/s",
-        )
-    if not has_tier(options, device):
-        return
-    record = None if outline.manifest is None else outline.manifest.record
-    if record is None or record.quantized is None:
-        raise UsageError("--host-compute needs experts that are stored as int8 or int4", hint=PACK)
-    if (why := why_decoded(record, "cpu")) is not None:
-        raise UsageError(f"--host-compute needs the CPU kernels: {why}", hint="--host-compute off")
 
 
 def host_for(supply: Supply, transfers: Transfers) -> HostCompute | None:

@@ -8,13 +8,14 @@ import contextlib
 import dataclasses
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -333,8 +334,9 @@ def test_a_tier_that_does_not_fit_is_refused_with_its_line(
     left = 2**16  # beside this program and a sixteenth
     small = machine_for(None, device="cpu", given=Given(host_memory=(PROCESS * 16) // 15 + left))
     monkeypatch.setattr(engines, "this_machine", lambda _: small)
-    with pytest.raises(MiractlError, match=r"host tier: .* needed, .* free in memory"):
+    with pytest.raises(MiractlError, match=r"host tier: .* needed, .* free in memory") as refused:
         Engine.load(asked(packed, "on"))
+    assert refused.value.hint == "--host-compute off"
 
 
 def test_a_plan_counts_the_tier(packed: Path) -> None:
@@ -355,9 +357,23 @@ def test_a_plan_counts_the_tier(packed: Path) -> None:
     assert named(beside, 1)["host tier"] > 24 * geometry.record.nbytes
     assert "experts, as pages" not in named(beside, 1)
     assert named(without, 0)["landing"] > 2 * geometry.record.nbytes
+    ring = named(without, 1)["staging ring"]
+    assert 64 * 10**6 < ring <= 2 * PlanRequest().ring  # of records, each rounded up
+    (link,) = (roof for roof in without.forecast.roofs if roof.name == "link")
+    assert link.what.endswith("missing experts, as stored")
     refused = plan(without.ledgers[1].used, host_compute=True).refusal
     assert (refused.line, refused.memory) == ("host tier", "the host's memory")
     assert refused.lower == "--host-compute off"
+
+
+def test_the_plan_command_shows_the_tier(packed: Path, miractl: Callable[..., Result]) -> None:
+    card = ("--gpu-memory", "2GiB", "--host-memory", "1GiB")
+    asked = ("plan", "--host-compute", "auto", "--context", "64")
+    assert "host tier" in miractl(*asked, *card, str(packed)).stdout
+    assert "stored as int8 or int4" in miractl(*asked, *card, str(packed.parent / "source")).stderr
+    alone = miractl(*asked, "--device", "cpu", str(packed))
+    assert alone.exit_code == 2
+    assert "no device that computes beside the host" in alone.stderr
 
 
 @pytest.mark.usefixtures("device")
