@@ -1,8 +1,8 @@
 """Which missing experts the host computes while others are copied to the device.
 
 What an expert takes here is known from hits where the device is this host behind an emulated link.
-Beside a GPU it has to be tried: a missing expert goes to the host at the start, and again when the
-host has not computed for long.
+Beside a GPU it has to be tried: a missing expert goes to the host at the start, with many tokens of
+a prompt and then with one, and again when the host has not computed for long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +48,10 @@ class HostCompute:
         if not absent and not coming:
             return set()
         self._idle += 1
-        if self._is_beside and absent and self._is_due:
-            return {absent[0]}
+        if self._is_beside and absent:
+            least = min(absent, key=lambda key: tokens[key.expert])
+            if self._is_due(tokens[least.expert]):
+                return {least}
         each, backlog = self._transfers.seconds_each, self._transfers.backlog
         self.rates.copy = each or None
         missing = [Missing(key, tokens[key.expert]) for key in absent]
@@ -62,10 +64,10 @@ class HostCompute:
         chosen = place(missing, backlog, self.rates)
         return {key for key, where in chosen.items() if where is Place.HOST}
 
-    @property
-    def _is_due(self) -> bool:
-        """Whether the host is to be tried."""
-        return self._tried <= WARM_UP or self._idle > RETRY
+    def _is_due(self, tokens: int) -> bool:
+        """Whether the host is to be tried on an expert with so many tokens."""
+        is_better = tokens == 1 and self.rates.is_rough
+        return self._tried <= WARM_UP or self._idle > RETRY or is_better
 
     def hit(self, experts: Sequence[int], tokens: Mapping[int, int], seconds: float) -> None:
         """The device has computed these experts of a layer in so many seconds."""

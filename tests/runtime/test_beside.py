@@ -406,6 +406,21 @@ def test_the_host_is_tried_before_it_is_judged() -> None:
     assert chosen[-2:] == [set(), {keys[0]}]
 
 
+def test_a_prompt_tells_less_of_the_host_than_one_token() -> None:
+    host = HostCompute(Link(), is_beside=True)  # type: ignore[arg-type]
+    keys = [ExpertKey(0, 1), ExpertKey(0, 2)]
+    for _ in range(WARM_UP + 1):
+        assert host.choose(keys, {}, {1: 9, 2: 7}, 0.0) == {keys[1]}  # who has the fewest
+        host.computed([2], {2: 7}, 70.0)
+    assert (host.rates.host_expert, host.rates.is_rough) == (70.0, True)
+    assert host.choose(keys, {}, {1: 9, 2: 7}, 0.0) == set()
+    assert host.choose(keys, {}, {1: 1, 2: 2}, 0.0) == {keys[0]}
+    host.computed([1], {1: 1}, 2.0)
+    assert (host.rates.host_expert, host.rates.is_rough) == (2.0, False)
+    host.computed([2], {2: 7}, 14.0)
+    assert host.rates.host(7) == pytest.approx(14.0)
+
+
 def test_what_a_copy_takes_is_told_by_the_device(packed: Path) -> None:
     """Not what it waited for others, and with what decoding takes."""
     device = FakeDevice(1e6, unpacking=0.25)
