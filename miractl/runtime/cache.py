@@ -145,7 +145,7 @@ class ExpertCache:
                 yield here
                 self._spent, self._computed = clock() - began, len(here)
                 if host is not None:
-                    host.computed([expert for expert, _ in here], self._spent)
+                    host.hit([expert for expert, _ in here], self._spent)
             if host is not None and host.left:
                 punch("misses")
                 began = clock()

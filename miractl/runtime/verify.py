@@ -263,6 +263,10 @@ class _NeighbourMover:
     def busy_seconds(self) -> float | None:
         return self._inner.busy_seconds
 
+    @property
+    def seconds(self) -> float | None:
+        return self._inner.seconds
+
     def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         other = ExpertKey(key.layer, (key.expert + 1) % self._experts)
         return self._inner.move(other, slot, chunks)
