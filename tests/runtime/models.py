@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from miractl.profiles import PARAMETERS
+from miractl.parameters import PARAMETERS
 from miractl.runtime.engine import Engine, EngineOptions
 
 BASE = {
