@@ -33,7 +33,8 @@ from miractl.native.places import Places, SlotPool
 from miractl.native.replay import Admission
 from miractl.native.residency import Role
 from miractl.policy.allocation import Allocation
-from miractl.policy.eviction import HOT, Brain
+from miractl.policy.brain import Brain
+from miractl.policy.eviction import HOT
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from miractl.native.places import SlotPool
 from miractl.native.residency import BetCounts, State
 from miractl.native.residency_layout import Progress
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency
 from miractl.policy.routing import Ids

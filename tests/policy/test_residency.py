@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from miractl.native.places import SlotPool
 from miractl.native.replay import Admission
+from miractl.policy.brain import Brain
 from miractl.policy.eviction import (
     Anybody,
-    Brain,
     EvictionPolicy,
     HeatEviction,
     LeastOftenUsed,
