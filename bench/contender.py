@@ -40,10 +40,14 @@ def ours(options: argparse.Namespace) -> tuple[Contender, int | None]:
 
 
 def stock(options: argparse.Namespace) -> tuple[Contender, None]:
-    """Stock transformers with everything in memory."""
+    """Stock transformers with everything in memory, in float32.
+
+    The weights are loaded as they are stored and converted one by one: to be loaded in another type
+    they would need twice the memory.
+    """
     how: dict[str, Any] = {"experts_implementation": options.experts} if options.experts else {}
-    model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32, **how)
-    return Contender(model.eval()), None
+    model = AutoModelForCausalLM.from_pretrained(options.folder, dtype="auto", **how)
+    return Contender(model.float().eval()), None
 
 
 def accelerate(options: argparse.Namespace) -> tuple[Contender, None]:

@@ -2,11 +2,12 @@
 
     python bench/gpu_check.py [--layers 4]
 
-Outputs of three small families against stock transformers on the same GPU; pinned copies; a model
-of Qwen3-30B-A3B's shapes with a quarter of its experts in slots, with and without prefetch: tokens
-a second, how much of the copying nobody waited for, the allocator's fragments; NVML's figures
-beside our own. Writes bench/results/gpu.json and docs/gpu.md; without a CUDA device it says so and
-writes nothing. Parts that would begin after the time is up are left out, and told.
+Outputs of three small families against stock transformers on the same GPU, and of packed ones with
+experts computed on the host; pinned copies; a model of Qwen3-30B-A3B's shapes with a quarter of its
+experts in slots, with and without prefetch, and packed as int4 with host compute off, auto and on:
+tokens a second, how much of the copying nobody waited for, the allocator's fragments; NVML's
+figures beside our own. Writes bench/results/gpu.json and docs/gpu.md; without a CUDA device it says
+so and writes nothing. Parts that fail, or would begin after the time is up, are left out, and told.
 """
 
 import argparse
@@ -26,7 +27,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 RESULT, PAGE = HERE / "results" / "gpu.json", HERE.parent / "docs" / "gpu.md"
 SECONDS = 480 - 150  # the last part may take as long as the longest
+DEVICE = "cuda:0"
 TOLERANCE = 1e-3  # of a logit in float32: kernels of different shapes round differently
+HOST = ("off", "auto", "on")
+IDS = torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30]])
 FAMILIES = ("Qwen3Moe", "Mixtral", "GptOss")
 SHAPES = {"experts": 128, "hidden": 2048, "intermediate": 768}
 PROMPT, TOKENS, ROUNDS = 64, 64, 5
@@ -42,10 +46,12 @@ python bench/gpu_check.py
 
 """
 UNMEASURED = (
-    "Not measured: the path over a real link (pinned ring, copying stream, events) has been tested"
-    "\non a device that is not there (`tests/runtime/test_movers.py`), and the brain behind an"
-    "\nemulated link (`bench/emulated.py`). A missing expert is not computed on the host beside a"
-    "\nreal GPU yet.\n"
+    "Not measured. The path over a real link has been tested on a device that is not there: pinned"
+    "\nring, copying stream, events (`tests/runtime/test_movers.py`), records that are decoded"
+    "\nwhere they arrive (`tests/runtime/test_parcels.py`), missing experts that the host computes"
+    "\n(`tests/runtime/test_beside.py`); and the brain behind an emulated link"
+    "\n(`bench/emulated.py`). Whether host compute pays beside a GPU is not known: there it is off"
+    "\nunless `--host-compute` asks for it.\n"
 )
 
 
@@ -56,11 +62,11 @@ def outputs(folder: Path) -> list[dict[str, Any]]:
     from tests.runtime.models import make_model
 
     rows = []
-    prompt = torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30]], device="cuda")
+    prompt = IDS.to(DEVICE)
     for family in FAMILIES:
         place = folder / family
         make_model(place, family)
-        stock = Checkpoint(place, read_outline(place)).load_stock(torch.float32).to("cuda")  # type: ignore[arg-type]
+        stock = Checkpoint(place, read_outline(place)).load_stock(torch.float32).to(DEVICE)  # type: ignore[arg-type]
         with torch.no_grad():
             wanted = stock(prompt).logits
             engine = load(place, "float32", prefetch=True, memory="50%")
@@ -70,50 +76,100 @@ def outputs(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def load(folder: Path, dtype: str, prefetch: bool, memory: str) -> Any:
+def beside(folder: Path) -> list[dict[str, Any]]:
+    """Packed experts on the device and on the host: errors of a layer, against the stock model's.
+
+    Those of the host round activations too.
+    """
+    from miractl.runtime.layer_proof import record_layers, relative_error
+    from miractl.runtime.loading import Checkpoint
+    from miractl.runtime.outline import read_outline
+    from miractl.runtime.packing import pack
+    from miractl.runtime.verify import LAYER_TOLERANCE
+    from tests.runtime.models import make_model
+
+    rows = []
+    make_model(folder / "small", "Qwen3Moe", moe_intermediate_size=64)
+    for kind, name in (("int8", "i8"), ("int4", "i4k")):
+        place = folder / f"small-{kind}"
+        pack(folder / "small", place, kind)
+        outline = read_outline(place)
+        stock = Checkpoint(place, outline).load_stock(torch.float32).to(DEVICE)  # type: ignore[arg-type]
+        layers = record_layers(stock, outline, IDS.to(DEVICE))
+        for host in HOST:
+            engine = load(place, "float32", prefetch=False, memory="50%", host=host)
+            with torch.no_grad():
+                errors = [relative_error(engine.model, each) for _ in range(3) for each in layers]
+            on_host = engine.snapshot().cache.on_host
+            engine.close()
+            limit = LAYER_TOLERANCE[name] if on_host else TOLERANCE
+            row = {"kind": kind, "host": host, "on_host": on_host, "error": max(errors)}
+            rows.append(row | {"ok": max(errors) <= limit})
+    return rows
+
+
+def load(folder: Path, dtype: str, prefetch: bool, memory: str, host: str | None = None) -> Any:
     """An engine on the GPU."""
     from miractl.parameters import PARAMETERS
     from miractl.runtime.engine import Engine, EngineOptions
 
     values = {name: parameter.default for name, parameter in PARAMETERS.items()}
-    options = EngineOptions(folder, folder.name, values | {"prefetch": prefetch}, device="cuda:0")
-    return Engine.load(
-        dataclasses.replace(options, dtype=dtype, expert_memory=memory, with_tokenizer=False)
-    )
+    options = EngineOptions(folder, folder.name, values | {"prefetch": prefetch}, device=DEVICE)
+    options = dataclasses.replace(options, dtype=dtype, expert_memory=memory, host_compute=host)
+    return Engine.load(dataclasses.replace(options, with_tokenizer=False))
 
 
 def copies() -> dict[str, float]:
     """Best bytes a second of pinned copies, by their size."""
     from miractl.runtime.link import measure
 
-    return {str(rate.size): max(rate.rates) for rate in measure(torch.device("cuda:0"), 5)}
+    return {str(rate.size): max(rate.rates) for rate in measure(torch.device(DEVICE), 5)}
+
+
+def packed(folder: Path, target: Path) -> int:
+    """The model's experts as int4; returns the bytes of one."""
+    from miractl.runtime.packing import pack
+
+    return pack(folder, target, "int4").record.nbytes
 
 
 def decoding(folder: Path) -> dict[str, Any]:
-    """Prefetch on and off, one after the other: tokens a second, hidden copies, fragments."""
-    from miractl.runtime.speed import Contender, measure
+    """Prefetch on and off, one after the other."""
+    return {name: decode(folder, name == "on", None) for name in ("on", "off")}
 
-    found = {}
-    for name, prefetch in (("on", True), ("off", False)):
-        engine = load(folder, "bfloat16", prefetch, "25%")
-        try:
-            ours = Contender(engine.model, engine.snapshot)
-            measure({name: ours}, PROMPT, TOKENS, ROUNDS, lambda *told: None)
-            facts, stats = engine.snapshot(), engine.cache.transfers.stats
-            found[name] = {
-                "tokens_per_second": sorted(lap.rate for lap in ours.decode),
-                "hits": facts.cache.hits / facts.cache.lookups,
-                "hidden": 1 - stats.waited_seconds / stats.busy_seconds,
-                "transfer_bytes": stats.bytes,
-                "peak_bytes_per_second": stats.peak_bytes_per_second,
-                "fragmentation": facts.memory.fragmentation,
-                "memory": dataclasses.asdict(facts.memory),
-            }
-        finally:
-            engine.close()
-            del engine
-            torch.cuda.empty_cache()
-    return found
+
+def hosts(folder: Path) -> dict[str, Any]:
+    """Host compute off, auto and on, one after the other, of packed experts with prefetch."""
+    return {host: decode(folder, True, host) for host in HOST}
+
+
+def decode(folder: Path, prefetch: bool, host: str | None) -> dict[str, Any]:
+    """Tokens a second, hidden copies, who computed what is missing, fragments."""
+    from miractl.runtime.speed import Contender, measure, random_prompts
+
+    engine = load(folder, "bfloat16", prefetch, "25%", host)
+    try:
+        ours = Contender(engine.model, engine.snapshot)
+        prompts = random_prompts(engine.model, PROMPT, ROUNDS + 1)
+        measure({"ours": ours}, prompts, TOKENS, lambda *told: None)
+        facts, stats = engine.snapshot(), engine.cache.transfers.stats
+        busy, cache = stats.busy_seconds, facts.cache
+        return {
+            "tokens_per_second": sorted(lap.rate for lap in ours.decode),
+            "prompt_tokens_per_second": sorted(lap.rate for lap in ours.prefill),
+            "hits": cache.hits / cache.lookups,
+            "misses": {name: getattr(cache, name) for name in ("waited", "copied", "on_host")},
+            "hidden": 1 - stats.waited_seconds / busy if busy else None,
+            "seconds_a_copy": engine.cache.transfers.seconds_each,
+            "transfer_bytes": stats.bytes,
+            "peak_bytes_per_second": stats.peak_bytes_per_second,
+            "fragmentation": facts.memory.fragmentation,
+            "memory": dataclasses.asdict(facts.memory),
+        }
+    finally:
+        engine.close()
+        del engine
+        torch.cuda.empty_cache()
 
 
 def nvml() -> dict[str, Any]:
@@ -154,14 +210,20 @@ def main() -> None:
         large = folder / "large"
         todo: dict[str, Callable[[], Any]] = {
             "outputs": lambda: outputs(folder),
+            "outputs beside the host": lambda: beside(folder),
             "copies": copies,
             "model": lambda: make_checkpoint(large, layers=args.layers, **SHAPES),
             "decoding": lambda: decoding(large),
+            "record": lambda: packed(large, folder / "int4"),
+            "decoding beside the host": lambda: hosts(folder / "int4"),
             "nvml": nvml,
         }
         for part, run in todo.items():
             late = time.monotonic() - began > SECONDS
-            parts[part] = "left out: the time is up" if late else run()
+            try:
+                parts[part] = "left out: the time is up" if late else run()
+            except Exception as error:
+                parts[part] = f"left out: {type(error).__name__}: {error}"
             print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
     found = {
         "schema": "miractl.gpu/1",

@@ -89,7 +89,7 @@ def ranks_of(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
 
 def calibrated(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
     """The probabilities as the gate of bets believes them, learning as it goes."""
-    bets = Bets(BetsState(routing.layers, routing.experts, 1))
+    bets = Bets(BetsState(routing.layers, routing.experts, 1, price=0.0))  # nobody is too unlikely
     nobody = np.zeros(routing.experts, np.uint8)
     result = np.empty_like(probabilities)
     for token, rows in enumerate(probabilities):

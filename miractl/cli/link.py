@@ -31,17 +31,21 @@ def parse_link(text: str) -> float:
     return rate
 
 
-def link_options(f: F) -> F:
-    """`emulate_link`, bytes a second or None, and `host_compute`, a mode or None."""
-    f = click.option(
+def host_option(f: F) -> F:
+    """`host_compute`, a mode or None."""
+    return click.option(
         "--host-compute",
         type=click.Choice(("auto", "on", "off")),
-        help="With a device: compute missing experts on the host meanwhile, where that is sooner"
-        " (auto), all of them, or none.  [default: auto]",
+        help="Beside a device: compute missing experts on the host meanwhile, where that is sooner"
+        " (auto), all of them, or none.  [default: auto behind an emulated link, off beside a GPU]",
     )(f)
+
+
+def link_options(f: F) -> F:
+    """`emulate_link`, bytes a second or None, and `host_compute`."""
     return click.option(
         "--emulate-link",
         type=UnitType("rate|profile", parse_link),
         help="Behave as if the slots were a device's behind a link of this rate, 15.8GB/s or a"
         " profile's. All experts are in RAM, nothing is copied, the time passes.",
-    )(f)
+    )(host_option(f))

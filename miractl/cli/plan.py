@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from miractl.cli.link import host_option
 from miractl.cli.options import (
     complete_model,
     json_option,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     help="Requests that generate at the same time.  [default: serve's --max-concurrency]",
 )
 @dense_option
+@host_option
 @runtime_option("sets")
 @click.option("--gpu-memory", type=SIZE, help="A GPU of this memory, 24GB, instead of this one.")
 @click.option("--host-memory", type=SIZE, help="Memory for this program, 64GB.")
@@ -80,7 +82,7 @@ def command(
     """
     from miractl.cli.serve import expert_memory_for
     from miractl.config import given, resolve_parameters, resolve_runtime, resolve_settings
-    from miractl.plan.request import request_from
+    from miractl.plan.request import refuse_host, request_from
     from miractl.profiles import load_profile
 
     out = Output(json=as_json)
@@ -99,6 +101,10 @@ def command(
     request = replace(request, expert_memory=expert_memory)
     geometry, name, folder = _geometry(model, out)
     machine = _machine(loaded, options, folder)
+    if options["host_compute"] in ("auto", "on"):
+        card = "--profile a10 or --gpu-memory 24GB plans for a card"
+        refuse_host(machine.device == "cuda", geometry.record, card)
+        request = replace(request, host_compute=True)
     _plan(geometry, name, machine, request, options["trace"], out)
 
 

@@ -128,6 +128,7 @@ def command(
         expert_memory=expert_memory if emulate_link is None else "100%",
         kv_memory=kv_memory,
         dense=dense == "int8",
+        host_compute=emulate_link is None and host_compute in ("auto", "on"),
         sets=layout["sets"],
     )
     options = {
@@ -281,6 +282,8 @@ def _ready(
     out.note(words.device_line(snapshot.model.device, options["device"], options["profile"]))
     if options["emulate_link"] is not None:
         out.note(words.link_line(options["emulate_link"], options["host_compute"] or "auto"))
+    elif options["host_compute"] in ("auto", "on"):
+        out.note(words.host_line(options["host_compute"]))
     facts = (service.backend.name, service.context, config.max_concurrency)
     for line in words.model_lines(snapshot, *facts):
         out.note(line)

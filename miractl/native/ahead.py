@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from miractl.native.bets import Bets, Moment
 from miractl.native.library import short_calls
 from miractl.native.residency import Pairs, ResidencyTable
+from miractl.native.teller import Teller
 
 
 class Times(ctypes.Structure):
@@ -74,9 +75,13 @@ class Ahead:
         self.times.bets, self.times.table = bets.address, table.address
         self._memory = memory = memoryview(self.times).cast("B")
         fields: Any = Times
+        at_fields: Any = Moment
         self._took = memory[fields.took.offset :][:8].cast("d")
         self._skips = memory[fields.skips.offset :][:4].cast("i")
-        self._place = short_calls().mira_ahead_place
+        # Of the bets placed last, in seconds: what a layer computes for that waits for nothing.
+        self.compute = memory[fields.at.offset + at_fields.compute.offset :][:8].cast("d")
+        native = short_calls()
+        self._place, self._follow = native.mira_ahead_place, native.mira_ahead_follow
         self._address = ctypes.addressof(self.times)
         table.deciding.bet_by(self._address)
         self._known, self._known_at, self._told = np.zeros(0), 0, np.zeros(0)
@@ -109,4 +114,15 @@ class Ahead:
             self._known, self._known_at = guesses, self._told.ctypes.data
         place = self._place
         count = place(self._address, ahead, self._known_at)
+        return self.table.fresh(count) if count else []
+
+    def follow(self, teller: Teller[Any], ids: int) -> Pairs:
+        """Let a teller follow the routed layer, int64 [k] at address `ids`; bet by what it tells.
+
+        It follows though bets are skipped. Raises ValueError for experts that do not exist.
+        """
+        follow = self._follow
+        count = follow(self._address, teller.address, ids)
+        if count < 0:
+            raise ValueError(f"Got experts that are none of {self.bets.state.experts}")
         return self.table.fresh(count) if count else []

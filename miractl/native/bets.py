@@ -24,7 +24,10 @@ PRICE = (
 FIRST_DEMAND = 0.5  # how often a layer has to fetch, before that is known
 
 _INTEGERS = ("layers", "experts", "classes", "most", "chunks")
-_ARRAYS = ("demand", "bins", "guess", "proposal", "hidden", "risk", "sure", "told", "chosen")
+_ARRAYS = (
+    *("demand", "bins", "guess", "asked", "proposal", "hidden", "risk"),
+    *("sure", "told", "chosen"),
+)
 _EVENTS = ("issued", "used", "late", "wasted", "cancelled", "demands")
 
 
@@ -70,6 +73,7 @@ class BetsState:
         self.demand = np.full(layers, FIRST_DEMAND)
         self.bins = np.zeros((classes, 3, BINS))
         self.guess = np.full((classes, layers, experts), -1, np.float32)
+        self.asked = np.zeros((classes, layers), np.uint8)
         self.proposal = np.full((layers, most), -1, np.int32)
         self.hidden = np.zeros((layers, most))
         self.risk = np.zeros((layers, most))

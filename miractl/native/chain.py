@@ -70,7 +70,10 @@ class Chain:
 
 
 class Walk:
-    """One sequence: its last two tokens. What the newest teaches is left to a lesson."""
+    """One sequence: its last two tokens, of which a `Teller` follows the newest.
+
+    What that teaches is left to a lesson.
+    """
 
     kind = 2  # of a pupil
 
@@ -80,9 +83,6 @@ class Walk:
         self._scratch = np.zeros((2, chain.experts), np.float32)
         self._struct = _Walk(chain.address, self._ids.ctypes.data, self._scratch.ctypes.data)
         self.address = ctypes.addressof(self._struct)
-        native = short_calls()
-        self._follow, self._guess = native.mira_markov_follow, native.mira_markov_guess
-        self._guesses: dict[int, tuple[NDArray[np.float64], int]] = {}  # by layers ahead
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -101,23 +101,7 @@ class Walk:
         """Whether there is a token before."""
         return bool(self._struct.known)
 
-    def follow(self, layer: int, ids: int) -> None:
-        """Take in what a layer chose, int64 [k] at address `ids`. Raises ValueError as `count`."""
-        follow = self._follow
-        if follow(self.address, layer, ids):
-            raise ValueError(f"Got experts that are none of {self._chain.experts}")
-
     def turn(self) -> None:
         """What was taken in is the token before, and has been counted."""
         self._struct.turn ^= 1
         self._struct.known = 1
-
-    def guess(self, layer: int, ahead: int) -> NDArray[np.float64]:
-        """Of the layer so many after the one taken in last. Overwritten by the next."""
-        if ahead not in self._guesses:
-            made = np.zeros(self._chain.experts)
-            self._guesses[ahead] = made, made.ctypes.data
-        found, at = self._guesses[ahead]
-        guess = self._guess
-        guess(self.address, layer, ahead, at)
-        return found

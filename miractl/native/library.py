@@ -13,7 +13,7 @@ from pathlib import Path
 from miractl.errors import MiractlError
 
 PATH = Path(__file__).with_name("libmiractl.so")
-ABI = 16  # MIRA_ABI of miractl_native.h
+ABI = 17  # MIRA_ABI of miractl_native.h
 # What the self-test yields on every processor, or its kernels compute something else.
 SELF_TEST = 0xE8BE8F3F0F0E27A1
 ISAS = ("scalar", "avx2", "vnni", "neon")  # by the library's numbers
@@ -50,15 +50,15 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_tutor_wait": (None, (_ADDRESS,)),
     "mira_teach": (None, (_ADDRESS, _ADDRESS, _INT)),
     "mira_rate": (_INT, (_ADDRESS,)),
+    "mira_weigh": (None, (_ADDRESS,)),
     "mira_begin": (None, (_ADDRESS, _INT)),
     "mira_predict": (None, (_ADDRESS, _INT)),
     "mira_confirm": (None, (_ADDRESS, _INT, _ADDRESS)),
     "mira_foresee": (None, (_ADDRESS,) * 3),
-    "mira_follow": (_INT, (_ADDRESS, _INT, _ADDRESS, _ADDRESS)),
     "mira_recall": (_DOUBLE, (_ADDRESS, _INT, _ADDRESS, _INT)),
     "mira_markov_count": (_INT, (_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _INT)),
-    "mira_markov_follow": (_INT, (_ADDRESS, _INT, _ADDRESS)),
-    "mira_markov_guess": (None, (_ADDRESS, _INT, _INT, _ADDRESS)),
+    "mira_teller_follow": (_INT, (_ADDRESS, _INT, _ADDRESS)),
+    "mira_teller_tell": (None, (_ADDRESS, _INT, _INT)),
     "mira_lookahead": (None, (_ADDRESS,)),
     "mira_warm": (None, (_ADDRESS,)),
     "mira_heat_record": (_INT, (_ADDRESS, _INT, _ADDRESS, _INT)),
@@ -79,6 +79,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "mira_keep": (None, (_ADDRESS,)),
     "mira_decide": (_INT, (_ADDRESS,)),
     "mira_ahead_place": (_INT, (_ADDRESS, _INT, _ADDRESS)),
+    "mira_ahead_follow": (_INT, (_ADDRESS,) * 3),
     "mira_bets_calibrated": (_DOUBLE, (_ADDRESS, _INT, _DOUBLE)),
     "mira_timeline": (_INT, (_ADDRESS,) * 8),
     "mira_layer": (

@@ -25,7 +25,7 @@ START_WEIGHTS = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, -2.0)
 _tell = struct.Struct("@PP").pack_into
 _ARRAYS = (
     *("weights", "weight_sums", "table", "table_sums", "counts", "totals", "averages", "hints"),
-    *("scores", "lessons", "begun", "ids", "scratch"),
+    *("scores", "lessons", "begun", "scored", "ids", "scratch"),
 )
 
 
@@ -90,6 +90,7 @@ class PredictorState:
         self.hints = np.zeros((self.layers, HINTS, self.lanes), np.float32)
         self.scores = np.zeros((self.layers, self.lanes), np.float32)
         self.begun = np.zeros_like(self.scores)
+        self.scored = np.full(self.layers, -1, np.int64)
         self.ids = np.zeros((2, self.layers, self.top), np.uint16)
         self.scratch = np.zeros((2, self.lanes), np.float32)
 
@@ -135,7 +136,10 @@ def recall(guess: NDArray[np.float64], ids: int, count: int) -> float:
 
 
 class Predictor:
-    """A predictor and its state. Not thread-safe: its owner holds the lock."""
+    """A predictor and its state. Not thread-safe: its owner holds the lock.
+
+    While tokens are generated a `Teller` follows the layers.
+    """
 
     kind = 1  # of a pupil
 
@@ -148,19 +152,7 @@ class Predictor:
             *(getattr(state, name).ctypes.data for name in _ARRAYS),
         )
         self._library = short_calls()
-        # Of each expert of the layer predicted last by `follow`: overwritten by the next.
-        self.guess: NDArray[np.float64] = np.zeros(state.experts)
         self.address = ctypes.addressof(self._struct)  # valid as long as the predictor lives
-        self._guess_at, self._follow = self.guess.ctypes.data, self._library.mira_follow
-
-    def follow(self, layer: int, ids: int) -> None:
-        """Take in the int64 at address `ids` [k], then `predict` the layer that they tell of.
-
-        With the last layer a lesson is due. Raises ValueError for experts that do not exist.
-        """
-        follow = self._follow
-        if follow(self.address, layer, ids, self._guess_at):
-            raise ValueError(f"Got experts that are none of {self.state.experts}")
 
     @property
     def ids(self) -> NDArray[np.uint16]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from miractl.native.learner import Learner
 from miractl.native.library import library, short_calls
@@ -34,33 +35,53 @@ class _Rating(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("learners", "starts", "ids", "probabilities")),
         *(("worth", ctypes.c_void_p), ("nearer", ctypes.c_double), ("step", ctypes.c_double)),
-        *((name, ctypes.c_int32) for name in ("count", "layer")),
+        ("voters", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("count", "layer", "voter_count")),
     ]
 
 
 class Course:
     """Learners of streams that take their steps together, sharing their tables."""
 
-    def __init__(self, learners: Sequence[Learner], nearer: float = 0.0) -> None:
-        """`nearer`: what a score gains in a step, because what it foresees comes nearer."""
+    def __init__(
+        self,
+        learners: Sequence[Learner],
+        voters: Sequence[Learner],
+        worth: NDArray[np.float64],
+        nearer: float,
+    ) -> None:
+        """The scores of `voters` make the `worth` [layers, experts].
+
+        `nearer`: what a score gains in a step, because what it foresees comes nearer.
+        """
         count = len(learners)
-        self.learners = tuple(learners)
-        self._addresses = (ctypes.c_void_p * count)(*(one.address for one in learners))
+        self.learners, self._voters, self._worth = tuple(learners), tuple(voters), worth
+        self._addresses = [
+            (ctypes.c_void_p * len(some))(*(one.address for one in some))
+            for some in (learners, voters)
+        ]
         self._starts = np.zeros(count, np.uint8)
+        told, votes = (ctypes.addressof(some) for some in self._addresses)
         self._told = _Rating(
-            *(ctypes.addressof(self._addresses), self._starts.ctypes.data),
+            *(told, self._starts.ctypes.data),
+            worth=worth.ctypes.data,
             nearer=nearer,
+            voters=votes,
             count=count,
+            voter_count=len(voters),
         )
         self.address = ctypes.addressof(self._told)  # valid as long as the course lives
-        self._rate = short_calls().mira_rate
+        native = short_calls()
+        self._rate, self._weigh = native.mira_rate, native.mira_weigh
 
-    def begin(self, step: int, worth: int = 0) -> None:
-        """A step begins.
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self._told.step = step
 
-        `worth`: address of float64 [layers, experts], which get the scores of one alone; 0: no.
-        """
-        self._told.step, self._told.worth = step, worth
+    def weigh(self, layer: int) -> None:
+        """Set the worth of a layer: the log-odds that any of the voters uses an expert soon."""
+        self._told.layer = layer
+        self._weigh(self.address)
 
     def rate(self, layer: int, ids: int, probabilities: int) -> bool:
         """One layer of one more token of each; False, and nothing done, for unknown experts.

@@ -48,11 +48,14 @@ def base_ledger(needs: Needs, machine: PlanMachine) -> Ledger:
         _line("prefill", needs.prefill()),
         _line("KV cache", needs.kv()),
     ]
+    if needs.parcel is not None:
+        lines.append(_line("landing", needs.landing()))
     if machine.in_one_memory:
         on_gpu = machine.device == "cuda"
         lines.append(
             _line("staging ring", needs.ring()) if on_gpu else _line("reading", needs.transfers())
         )
+        lines += _tier(needs)
     return replace(ledger, lines=(*ledger.lines, *lines))
 
 
@@ -78,11 +81,16 @@ def _line(name: str, amount: Amount) -> Line:
     return Line(name, amount.bytes, amount.formula)
 
 
+def _tier(needs: Needs) -> list[Line]:
+    return [_line("host tier", needs.tier())] if needs.has_tier else []
+
+
 def host_ledger(needs: Needs, machine: PlanMachine) -> Ledger:
     """The host beside a GPU: the program, the ring, and what is read from disk ahead of it."""
     total, free = machine.host_memory, machine.host_free
     lines = [Line("this program", PROCESS, "assumed: Python, torch, transformers, server")]
     lines += [_line("staging ring", needs.ring()), _line("reading", needs.transfers())]
+    lines += _tier(needs)
     if not total.is_known or not free.is_known:
         return Ledger("host", "the host's memory", None, total.origin, tuple(lines))
     used = Line("in use", total.size - free.size, _others(total))
@@ -108,7 +116,7 @@ def with_pages(needs: Needs, ledger: Ledger) -> Ledger:
     if ledger.place != "host" or ledger.name == "memory" or ledger.left is None:
         return ledger
     everything = needs.geometry.expert_bytes
-    if everything is None or ledger.left <= 0:
+    if everything is None or ledger.left <= 0 or needs.has_tier:
         return ledger
     kept = min(everything, ledger.left)
     return ledger.with_line(
@@ -121,6 +129,8 @@ def with_pages(needs: Needs, ledger: Ledger) -> Ledger:
 def on_disk(needs: Needs, machine: PlanMachine, hosts: list[Ledger]) -> float:
     """Share of the experts that no memory but the slots holds."""
     everything = needs.geometry.expert_bytes
+    if needs.has_tier:
+        return 0.0
     if machine.in_one_memory or everything is None:
         return 1.0
     left = max(0, hosts[0].left or 0)

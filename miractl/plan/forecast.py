@@ -126,8 +126,11 @@ def forecast(needs: Needs, machine: PlanMachine, hits: HitRange, on_disk: float)
     ]
     if not machine.in_one_memory:
         each, text = needs.expert, f"{few:.3g} to {many:.3g} missing experts, in the compute type"
+        if needs.parcel is not None:
+            each, text = needs.parcel, f"{few:.3g} to {many:.3g} missing experts, as stored"
         roofs.append(Roof("link", few * each, many * each, machine.link, "--link", text))
-        each, text = stored + 2 * needs.expert, "missing experts: read as stored, written, copied"
+        text = "missing experts: read as stored, written, copied"
+        each = stored + 2 * each
         rate = machine.host_rate
         roofs.append(Roof("host memory", few * each, many * each, rate, "--host-rate", text))
     part, text = on_disk * stored, f"missing experts as stored, {on_disk:.0%} of them on disk only"

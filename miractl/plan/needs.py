@@ -16,6 +16,7 @@ from miractl.units import MIB, format_bytes
 CHUNK = 512  # prompt tokens of one step, where requests are batched
 PART = 64 * MIB  # bound of the experts' outputs before they are summed
 TRANSFERS = 3  # two threads that read ahead, and the one that waits
+LANDINGS = 6  # records on a GPU that are not decoded yet, at most: of two demands and four bets
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,17 @@ class Needs:
             if gate is not None:
                 sizes[f"up_proj{suffix}"] += gate
         return tuple(size * self.element for size in sizes.values())
+
+    @property
+    def parcel(self) -> int | None:
+        """Bytes of a record that a GPU gets and decodes; None where it gets the slot's numbers."""
+        record = self.geometry.record
+        return None if self.on_cpu or record is None or not record.quantized else record.nbytes
+
+    @property
+    def has_tier(self) -> bool:
+        """Whether all experts lie in host memory, for the host to compute some beside a GPU."""
+        return self.request.host_compute and self.parcel is not None
 
     @property
     def is_batched(self) -> bool:
@@ -170,6 +182,8 @@ class Needs:
         """Buffers of experts being read: as stored, and decoded where that is another type."""
         if self.record is not None:
             return Amount(0, "records are read into their slots")
+        if self.parcel is not None:
+            return Amount(0, "records are read into the ring")
         stored = self.geometry.bytes_per_expert or self.expert
         each = max(self.parts) * stored // self.expert
         decoded = max(self.parts) if self.geometry.format.name != self.dtype else 0
@@ -181,18 +195,47 @@ class Needs:
 
     def ring(self) -> Amount:
         """The page-locked ring: whole experts, every tensor rounded up to a power of two."""
-        count = max(1, self.request.ring // self.expert)
-        each = sum(map(rounded, self.parts))
-        return Amount(
-            count * each,
-            f"{count} × {format_bytes(each)}: an expert of {format_bytes(self.expert)} with each"
-            " tensor rounded up to a power of two",
-        )
+        count = max(1, self.request.ring // (self.parcel or self.expert))
+        text = f"{count} × {format_bytes(self.pinned)}: "
+        if self.parcel is not None:
+            text += f"a record of {format_bytes(self.parcel)}, rounded up to a power of two"
+        else:
+            text += (
+                f"an expert of {format_bytes(self.expert)} with each tensor rounded up to a power"
+                " of two"
+            )
+        return Amount(count * self.pinned, text)
+
+    @property
+    def pinned(self) -> int:
+        """Bytes of the ring that one expert takes."""
+        return sum(map(rounded, self.parts if self.parcel is None else (self.parcel,)))
 
     @property
     def pinned_factor(self) -> float:
         """What page-locking one expert takes, over its size."""
-        return sum(map(rounded, self.parts)) / self.expert
+        return self.pinned / self.expert
+
+    def landing(self) -> Amount:
+        """On a GPU that decodes: records until they are, and one's numbers meanwhile."""
+        assert self.parcel is not None
+        count = landings(self.parcel, self.request.ring)
+        numbers = self.geometry.parameters_per_expert
+        return Amount(
+            count * self.parcel + 5 * numbers,
+            f"{count} × {format_bytes(self.parcel)} + {numbers:,} parameters × (4 + 1 B) decoded",
+        )
+
+    def tier(self) -> Amount:
+        """All experts as records, and what the host computes of them in a step."""
+        assert self.parcel is not None
+        g = self.geometry
+        outputs = min(self.chunk * g.top_k * g.hidden * 4, PART * 4 // self.element)
+        return Amount(
+            g.expert_count * self.parcel + 3 * outputs,
+            f"{g.expert_count:,} × {format_bytes(self.parcel)} + 3 × {format_bytes(outputs)} of"
+            " outputs",
+        )
 
     @property
     def read_by_token(self) -> int:
@@ -215,3 +258,8 @@ class Needs:
             if len(tensor.shape) == 2:
                 rows["mlp" if "mlp" in tensor.name else ""].append(tensor.shape[0])
         return max(rows[""]), max(rows["mlp"])
+
+
+def landings(record: int, ring: int) -> int:
+    """Rooms on a GPU for records that are being copied: two at least, no more than the ring has."""
+    return max(2, min(LANDINGS, ring // record))

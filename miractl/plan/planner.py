@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import Any
 
 from miractl.checkpoint.geometry import Geometry
-from miractl.doctor.pinned import rounded
 from miractl.native import available
 from miractl.plan import advice
 from miractl.plan.books import (
@@ -216,7 +215,9 @@ def _refusal(
 def _lower(needs: Needs, machine: PlanMachine, refusal: Refusal) -> str:
     """What to turn down so that it would run, found by trying."""
     request, least = needs.request, needs.geometry.top_k * needs.expert
-    if refusal.line == "staging ring" and needs.ring().bytes > sum(map(rounded, needs.parts)):
+    if refusal.line == "host tier":
+        return "--host-compute off"
+    if refusal.line == "staging ring" and needs.ring().bytes > needs.pinned:
         return f"--dma-buffer-size-mb {max(1, request.ring // 2 // 10**6)} or less"
     if refusal.line in ("staging ring", "this program", "reading"):
         return f"more memory for the host than {format_bytes(refusal.free)}"

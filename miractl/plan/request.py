@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from miractl.checkpoint.record import Record, why_decoded
 from miractl.config import Setting
 from miractl.errors import UsageError
 from miractl.parameters import PARAMETERS
@@ -32,6 +33,7 @@ class PlanRequest:
     cap_origin: str = "default"
     prefetch: bool = True
     dense: bool = False  # attention and head as int8
+    host_compute: bool = False  # beside a GPU: of experts that all lie in host memory
     sets: int | None = None  # that layers share slots in; None: one a layer
 
     @property
@@ -64,6 +66,24 @@ class PlanRequest:
                 hint=f"--context {longest}",
             )
         return self.context
+
+
+def refuse_host(is_beside: bool, record: Record | None, hint: str) -> None:
+    """Raise UsageError where the host cannot compute experts of these records beside a GPU.
+
+    `is_beside`: whether there is one; `hint`: what to say where there is none.
+    """
+    if not is_beside:
+        raise UsageError(
+            "--host-compute: there is no device that computes beside the host", hint=hint
+        )
+    if record is None or record.quantized is None:
+        raise UsageError(
+            "--host-compute needs experts that are stored as int8 or int4",
+            hint="miractl pack MODEL --experts int4 -o DIR",
+        )
+    if (why := why_decoded(record, "cpu")) is not None:
+        raise UsageError(f"--host-compute needs the CPU kernels: {why}", hint="--host-compute off")
 
 
 def request_from(settings: Mapping[str, Setting], **asked: Any) -> PlanRequest:

@@ -7,20 +7,12 @@ import numpy as np
 from miractl.native.predictor import KEPT, PredictorState
 from miractl.native.predictor import Predictor as Native
 from miractl.native.replay import Routing
+from miractl.native.teller import Teller
 from miractl.native.tutor import Tutor
-from miractl.policy.prediction import (
-    LAST,
-    Popularity,
-    Probabilities,
-    Tables,
-    is_prompt,
-    only,
-    owned,
-    put_back,
-    union,
-)
-from miractl.policy.routing import Ids, Routed, Segment
+from miractl.policy.prediction import LAST, Popularity, Probabilities, Tables, owned, put_back
+from miractl.policy.routing import Ids, Routed
 from miractl.policy.streams import Streams
+from miractl.policy.tellers import Tellers
 
 MOST_TOKENS = 2**53  # learned: more are no count of a run
 
@@ -30,24 +22,14 @@ class Stream:
 
     def __init__(self, states: list[PredictorState], tokens: int) -> None:
         self.predictors = [Native(state.branch(tokens)) for state in states]
-        self.next_layer = 0
         self._is_new = True
         self.prompt: list[Ids] = []  # the last tokens' ids [tokens, k] of each layer so far
 
     def begin(self, starts: bool) -> None:
-        """A token begins; what its first layers can be told from is known."""
-        self.next_layer = 0
+        """A token begins."""
         for predictor in self.predictors:
             predictor.begin(starts or self._is_new)
-            for layer in range(min(predictor.state.ahead, predictor.state.layers)):
-                predictor.predict(layer)
         self._is_new = False
-
-    def follow(self, layer: int, ids: int) -> None:
-        """Take in a layer's experts, int64 [k] at address `ids`, and predict what they tell of."""
-        self.next_layer = layer + 1
-        for predictor in self.predictors:
-            predictor.follow(layer, ids)
 
     def text(self, experts: int) -> Routing:
         """The end of the prompt, to be learned: it begins the sequence as far as is known."""
@@ -76,40 +58,31 @@ class Foresight:
         self._streams = Streams(lambda: Stream(self._states, self._tokens))
         self._popular = Popularity(layers, experts, top_k)
         self._tutor = Tutor()
-        self._step: Routed | None = None
-        self._alone: Stream | None = None  # of a step that is one new token
+        self._tellers: Tellers[Native] = Tellers(layers, experts, top_k, horizon)
 
     def observe(self, step: Routed, hidden: Any = None) -> None:
         """Follow new tokens; at the last layer begin to learn from them and from prompts."""
-        self._step, layer = step, step.layer
-        if layer == 0:
+        if step.layer == 0:
             self._begin(step)
-        alone = self._alone
-        if alone is None:
+        tellers = self._tellers
+        tellers.follow(step)
+        if tellers.is_prompt:
             self._popular.observe(step)
             for part in owned(step):
-                self._follow(self._streams.of(part), step, part)
-        elif alone.next_layer == layer:
-            alone.follow(layer, (step.at or step.addresses)[0])
-        if layer == self._layers - 1:
+                if len(part) > 1:
+                    last = step.ids[max(part.start, part.stop - LAST) : part.stop]
+                    self._streams.of(part).prompt.append(last)
+        if step.layer == self._layers - 1:
             self._teach(step)
+
+    def teller(self, step: Routed) -> Teller[Native] | None:
+        """Who follows a layer of new tokens, but for the outermost layers."""
+        return self._tellers.hand_over(step)
 
     def guess(self, ahead: int) -> Probabilities | None:
         """By each new token's past, by popularity for prompts. Overwritten by the next."""
-        step, alone = self._step, self._alone
-        if step is None or step.layer + ahead >= self._layers or ahead > len(self._states):
-            return None
-        if alone is not None:
-            return alone.predictors[ahead - 1].guess if alone.next_layer > step.layer else None
-        if is_prompt(step):
-            return self._popular.guess(ahead)
-        streams = [self._streams.of(part) for part in owned(step)]
-        each = [
-            stream.predictors[ahead - 1].guess
-            for stream in streams
-            if stream.next_layer == step.layer + 1
-        ]
-        return union(np.stack(each)) if each else None
+        tellers = self._tellers
+        return self._popular.guess(ahead) if tellers.is_prompt else tellers.guess(ahead)
 
     def fade(self) -> None:
         """Halve the counts; let the tables move again."""
@@ -139,34 +112,28 @@ class Foresight:
     def _begin(self, step: Routed) -> None:
         """Take a step in."""
         self._tutor.wait()
+        pupils, rows = [], []
         for part in owned(step):
-            stream = self._alone = self._streams.begin(part)
+            stream = self._streams.begin(part)
             stream.prompt = []
             if len(part) == 1:
                 self._tokens += 1
                 stream.begin(part.position == 0)
-        if only(step) is None:
-            self._alone = None
-
-    def _follow(self, stream: Stream, step: Routed, part: Segment) -> None:
-        if len(part) > 1:
-            stream.prompt.append(step.ids[max(part.start, part.stop - LAST) : part.stop])
-        elif stream.next_layer == step.layer:
-            ids, _ = step.addresses
-            stream.follow(step.layer, ids + part.start * step.ids.strides[0])
+                pupils.append(stream.predictors)
+                rows.append(part.start)
+        self._tellers.begin(step, pupils, rows)
 
     def _teach(self, step: Routed) -> None:
-        alone = self._alone
-        if alone is not None:
-            if alone.next_layer == self._layers:
-                self._tutor.teach(alone.predictors)
-                self._popular.count(alone.predictors[0].ids)
+        tellers = self._tellers
+        if not tellers.is_prompt:
+            for predictor in tellers.pupils[:: len(self._states)]:
+                self._popular.count(predictor.ids)
+            self._tutor.teach(tellers.pupils)
             return
-        parts = [(part, self._streams.of(part)) for part in owned(step)]
-        through = [s for part, s in parts if len(part) == 1 and s.next_layer == self._layers]
         texts = []
-        for stream in (s for _, s in parts if len(s.prompt) == self._layers):
+        streams = (self._streams.of(part) for part in owned(step))
+        for stream in (one for one in streams if len(one.prompt) == self._layers):
             text = stream.text(self._experts)
             self._tokens += text.tokens
             texts += [(predictor, text) for predictor in stream.predictors]
-        self._tutor.teach([p for stream in through for p in stream.predictors], texts)
+        self._tutor.teach(tellers.pupils, texts)

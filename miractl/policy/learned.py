@@ -10,7 +10,7 @@ layers keep the scores that they had.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,6 @@ from miractl.native.learner import Learner, LearnerState, discount_for, window_f
 from miractl.native.replay import Admission, Routing
 from miractl.native.tutor import Course, Tutor
 from miractl.policy.keys import NOBODY
-from miractl.policy.prediction import only
 from miractl.policy.routing import Ids, Routed, Scores, Segment
 
 Floats = npt.NDArray[np.float64]
@@ -64,52 +63,40 @@ class Learned:
         """Raises MiractlError without the native library."""
         self.admission, self.shifts, self.warms, self.rule = admission, False, False, Rule.LEARNER
         self.worth: Floats = np.zeros((layers, experts))
-        self._rows_of_worth = list(self.worth)
-        self._worth_at = self.worth.ctypes.data
         window = window_for(slots, top)
         self.state = LearnerState(layers, experts, top, discount_for(slots, top), window=window)
         self._nearer = math.log(float(np.float32(self.state.discount)))
         self._most = max(2, min(MOST_STREAMS, STREAM_MEMORY // self.state.stream_bytes))
         self._streams: dict[int, Learner] = {}  # by sequence, the least recently used first
         self._tutor = Tutor()
-        self._course = Course([Learner(self.state)], self._nearer)  # of those with one new token
-        self._sequences: tuple[int, ...] = (NOBODY,)
+        self._course = self._together((), ())  # of those with one new token
+        self._sequences: tuple[int, ...] = ()  # theirs
         self._rows: list[int] = []  # where their tokens are in the step
         self._prompts: list[_Prompt] = []
         self._learners: tuple[Learner, ...] = ()  # of the step's sequences
-        self._voters: list[Learner] = []  # those of them whose scores make the worth
-        self._alone = False  # one new token makes the worth
+        self._is_left = False  # the step is one new token each of those whose scores make the worth
         self._step, self._last = 0, layers - 1
 
     def record(self, step: Routed) -> bool:
         """Rate the new tokens; at the last layer begin to learn from them and from prompts."""
         layer = step.layer
         refreshed = layer == 0 and self._begin(step)
-        if self._alone and len(step.ids) == 1:
+        if len(self._rows) == len(step.ids):
             self._rate(step)
-        else:
-            self._record_several(step)
+        elif self._rows:
+            ids, scores = step.ids[self._rows], step.scores[self._rows]
+            self._rate(Routed(layer, ids, scores, step.segments, step.step))
+        for prompt in self._prompts:
+            prompt.ids.append(step.ids[prompt.rows])
+            prompt.scores.append(step.scores[prompt.rows])
         if layer == self._last:
             self.learn()
         return refreshed
 
     def leave(self, step: Routed, now: float) -> int:
-        """As the protocol says: one token of a sequence that the step before had to itself."""
-        begun = self._alone if step.layer else self._goes_on(step)
-        return self._course.address if begun and len(step.ids) == 1 else 0
-
-    def _record_several(self, step: Routed) -> None:
-        """Rate the new tokens among several, and keep what is to be learned of prompts."""
-        if len(self._rows) == len(step.ids):
-            self._rate(step)
-        elif self._rows:
-            ids, scores = step.ids[self._rows], step.scores[self._rows]
-            self._rate(Routed(step.layer, ids, scores, step.segments, step.step))
-        if self._rows and not self._alone:
-            self._weigh(step.layer)
-        for prompt in self._prompts:
-            prompt.ids.append(step.ids[prompt.rows])
-            prompt.scores.append(step.scores[prompt.rows])
+        """As the protocol says: new tokens of the sequences that the step before was of."""
+        begun = self._is_left if step.layer else self._goes_on(step)
+        return self._course.address if begun else 0
 
     def tables(self) -> dict[str, npt.NDArray[np.float32]]:
         """The shared tables, not to be written to."""
@@ -145,42 +132,41 @@ class Learned:
         self._step = step.step
         refreshed = any(prompt.ids for prompt in self._prompts)
         if refreshed:
-            self._voters = list(self._learners)
+            course = self._together((), self._learners)
+            course.begin(self._step)
             for layer in range(len(self.worth)):
-                self._weigh(layer)
+                course.weigh(layer)
         known = [s for s in step.segments if s.sequence != NOBODY][: self._most]
         learners = {segment.sequence: self._stream(segment) for segment in known}
         tokens = [segment for segment in known if len(segment) == 1]
         self._rows = [segment.start for segment in tokens]
-        sequences = tuple(segment.sequence for segment in tokens)
-        if tokens and sequences != self._sequences:
-            self._course = Course([learners[sequence] for sequence in sequences], self._nearer)
-            self._sequences = sequences
         self._prompts = [
             _Prompt(learners[s.sequence], slice(max(s.start, s.stop - PROMPT_TOKENS), s.stop))
             for s in known
             if len(s) > 1
         ]
         self._learners = tuple(learners.values())
-        ready = (
+        self._sequences = tuple(segment.sequence for segment in tokens)
+        voters = [
             learners[s.sequence] for s in known if len(s) == 1 or learners[s.sequence].token >= 0
-        )
-        self._voters = list(ready)
-        self._alone = len(self._voters) == len(self._rows) == 1
-        self._course.begin(self._step, self._worth_at if self._alone else 0)
+        ]
+        self._course = self._together([learners[one] for one in self._sequences], voters)
+        self._course.begin(self._step)
+        self._is_left = 0 < len(tokens) == len(step.ids)
         return refreshed
 
     def _goes_on(self, step: Routed) -> bool:
-        """Take in a step that is one token of the sequence whose one token the last step was."""
-        own = only(step)
-        if own is None or not self._alone or self._prompts:
-            return False
-        if self._sequences != (own.sequence,):
+        """Take in a step that is one new token of each sequence that the last step was of."""
+        sequences = tuple(segment.sequence for segment in step.segments)
+        if not self._is_left or sequences != self._sequences or len(step.ids) != len(sequences):
             return False
         self._tutor.wait()
         self._step = step.step
-        self._course.begin(self._step, self._worth_at)
+        self._course.begin(self._step)
         return True
+
+    def _together(self, learners: Sequence[Learner], voters: Sequence[Learner]) -> Course:
+        return Course(learners, voters, self.worth, self._nearer)
 
     def _rate(self, step: Routed) -> None:
         """By the new tokens, which are all of `step`."""
@@ -189,10 +175,6 @@ class Learned:
 
     def _unknown(self, step: Routed) -> ValueError:
         return ValueError(f"Got ids {step.ids.tolist()} of {self.state.experts} experts")
-
-    def _nearer_by(self, layer: int) -> float:
-        """Layers are scored in turn, and what an older score foresees has come nearer since."""
-        return (self._step + layer / len(self.worth)) * self._nearer
 
     def _stream(self, segment: Segment) -> Learner:
         """The learner of a sequence; that of one not seen for long makes room for a new one."""
@@ -203,19 +185,6 @@ class Learned:
             learner = Learner(self.state.beside())
         self._streams[segment.sequence] = learner
         return learner
-
-    def _weigh(self, layer: int) -> None:
-        """Worth of a layer's experts from the scores of the step's sequences.
-
-        Of several, the log-odds that any of them uses the expert.
-        """
-        row, nearer = self._rows_of_worth[layer], self._nearer_by(layer)
-        if len(self._voters) == 1:
-            np.add(self._voters[0].rows[layer], nearer, out=row, dtype=np.float64)
-        elif self._voters:
-            scores = [one.rows[layer] for one in self._voters]
-            absent = np.logaddexp(0, np.array(scores, np.float64)).sum(axis=0)  # -log(nobody)
-            np.add(absent + np.log(-np.expm1(-absent)), nearer, out=row)
 
     def learn(self) -> None:
         """Begin to learn from the step's tokens and prompts."""

@@ -6,26 +6,17 @@ first tokens fill them, every later one updates them.
 
 from typing import Any
 
-import numpy as np
-
 from miractl.native.chain import BY_LAYER, BY_TOKEN, Chain, Walk
+from miractl.native.teller import Teller
 from miractl.native.tutor import Tutor
-from miractl.policy.prediction import (
-    LAST,
-    Popularity,
-    Probabilities,
-    Tables,
-    is_prompt,
-    only,
-    owned,
-    put_back,
-    union,
-)
+from miractl.policy.prediction import LAST, Popularity, Probabilities, Tables, owned, put_back
 from miractl.policy.routing import Routed, Segment
 from miractl.policy.streams import Streams
+from miractl.policy.tellers import Tellers
 
 PRIOR = 0.5  # pseudo-count of each transition: an unseen pair is unlikely, not impossible
 OF_LAYER = 0.9  # weight of the layer before; more of the token before only blurs it
+MOST_AHEAD = 8  # layers
 MOST_COUNTS = 4096.0  # a row that has been followed so often fades by half: it can change
 
 
@@ -49,41 +40,36 @@ class MarkovTable:
         self._own = {"markov.by_layer": by_layer, "markov.by_token": by_token}
         self._popular = Popularity(layers, experts, top_k)
         self._layers = layers
-        self._past = Streams(lambda: _Past(self._chain))
+        self._walks = Streams(lambda: (Walk(self._chain),))
+        self._tellers: Tellers[Walk] = Tellers(layers, experts, top_k, MOST_AHEAD)
         self._tutor = Tutor()
-        self._step: Routed | None = None
-        self._alone: _Past | None = None  # of a step that is one new token
+        self._before: Routed | None = None  # the layer before
 
     def observe(self, step: Routed, hidden: Any = None) -> None:
         """Follow the step; at its last layer what followed whom begins to be counted.
 
         Raises ValueError for experts that do not exist.
         """
-        before, self._step, layer = self._step, step, step.layer
-        if layer == 0:
+        if step.layer == 0:
             self._begin(step)
-        alone = self._alone
-        if alone is None:
+        tellers = self._tellers
+        tellers.follow(step)
+        if tellers.is_prompt:
             self._popular.observe(step)
-            for part in owned(step):
-                self._follow(before, step, part)
-        elif alone.next_layer == layer:
-            alone.follow(layer, (step.at or step.addresses)[0])
-        if layer == self._layers - 1:
+            if tellers.knows:
+                self._count(step)
+            self._before = step
+        if step.layer == self._layers - 1:
             self._teach(step)
+
+    def teller(self, step: Routed) -> Teller[Walk] | None:
+        """Who follows a layer of new tokens, but for the outermost layers."""
+        return self._tellers.hand_over(step)
 
     def guess(self, ahead: int) -> Probabilities | None:
         """By both tables for new tokens, by popularity for prompts. Overwritten by the next."""
-        step, alone = self._step, self._alone
-        if step is None or step.layer + ahead >= self._layers:
-            return None
-        if alone is not None:
-            return alone.walk.guess(step.layer, ahead) if alone.next_layer > step.layer else None
-        if is_prompt(step):
-            return self._popular.guess(ahead)
-        pasts = [self._past.of(part) for part in owned(step)]
-        each = [p.walk.guess(step.layer, ahead) for p in pasts if p.next_layer == step.layer + 1]
-        return union(np.stack(each)) if each else None
+        tellers = self._tellers
+        return self._popular.guess(ahead) if tellers.is_prompt else tellers.guess(ahead)
 
     def fade(self) -> None:
         """Halve what was counted; the prior stays."""
@@ -103,55 +89,38 @@ class MarkovTable:
         self._popular.recall(tables)
 
     def _begin(self, step: Routed) -> None:
-        """Take a step in."""
+        """Take a step in: of a prompt the last token is followed."""
         self._tutor.wait()
-        for part in owned(step):
-            past = self._alone = self._past.begin(part)
-            past.next_layer = 0
-        if only(step) is None:
-            self._alone = None
+        self._before, parts = None, owned(step)
+        walks = [self._walks.begin(part) for part in parts]
+        self._tellers.begin(step, walks, [part.stop - 1 for part in parts])
 
-    def _follow(self, before: Routed | None, step: Routed, part: Segment) -> None:
-        """Count the end of a prompt at once; keep the last token."""
-        past, (ids, _) = self._past.of(part), step.addresses
+    def _count(self, step: Routed) -> None:
+        """Count the ends of prompts."""
+        for part in owned(step):
+            if len(part) > 1:
+                self._count_end(step, part)
+
+    def _count_end(self, step: Routed, part: Segment) -> None:
+        (walk,), (ids, _) = self._walks.of(part), step.addresses
         row_bytes, layer = step.ids.strides[0], step.layer
-        if past.next_layer != layer:
-            return
-        past.follow(layer, ids + (part.stop - 1) * row_bytes)
-        if len(part) == 1:
-            return
         first = max(part.start, part.stop - LAST)
         at, count = ids + first * row_bytes, part.stop - first
-        if layer > 0 and before is not None and len(before.ids) == len(step.ids):
-            told, _ = before.addresses
+        if self._before is not None:
+            told, _ = self._before.addresses
             self._chain.count(BY_LAYER, layer, told + first * row_bytes, at, count)
-        if past.walk.known and count == len(part):
-            was = past.walk.ids[layer].ctypes.data
-            self._chain.count(BY_TOKEN, layer, was, at, 1)
+        if walk.known and count == len(part):
+            self._chain.count(BY_TOKEN, layer, walk.ids[layer].ctypes.data, at, 1)
         self._chain.count(BY_TOKEN, layer, at, at + row_bytes, count - 1)
 
     def _teach(self, step: Routed) -> None:
-        alone = self._alone
-        if alone is not None:
-            if alone.next_layer == self._layers:
-                self._popular.count(alone.walk.newest)
-                self._tutor.teach(alone.walks)
+        tellers = self._tellers
+        if not tellers.is_prompt:
+            for walk in tellers.pupils:
+                self._popular.count(walk.newest)
+            self._tutor.teach(tellers.pupils)
             return
-        parts = [(part, self._past.of(part)) for part in owned(step)]
-        through = [(part, past) for part, past in parts if past.next_layer == self._layers]
-        for _, past in ((part, past) for part, past in through if len(part) > 1):
-            past.walk.turn()
-        self._tutor.teach([past.walk for part, past in through if len(part) == 1])
-
-
-class _Past:
-    """Of one sequence: its last tokens, and the layer that comes next in the newest."""
-
-    def __init__(self, chain: Chain) -> None:
-        self.walk, self.next_layer = Walk(chain), 0
-        self.walks = (self.walk,)
-
-    def follow(self, layer: int, ids: int) -> None:
-        """Take in what a layer chose, int64 [k] at address `ids`."""
-        self.next_layer = layer + 1
-        self.walk.follow(layer, ids)
+        through = list(zip(owned(step), tellers.pupils, strict=False))
+        for walk in (walk for part, walk in through if len(part) > 1):
+            walk.turn()
+        self._tutor.teach([walk for part, walk in through if len(part) == 1])

@@ -41,6 +41,7 @@ class Rates:
         self.copy: float | None = None  # one expert over an idle link
         self.host_expert: float | None = None  # one expert with one token on the host
         self.host_token: float = 0.0  # each further token of it
+        self.is_rough = True  # whether the expert has not been measured with one token yet
 
     def copied(self, seconds: float) -> None:
         """One expert was copied, without waiting for others."""
@@ -52,8 +53,9 @@ class Rates:
         One token an expert measures the expert; more measure the tokens beyond.
         """
         if tokens == experts:
-            self.host_expert = _follow(self.host_expert, seconds / experts)
-        elif self.host_expert is not None:
+            known = None if self.is_rough else self.host_expert
+            self.host_expert, self.is_rough = _follow(known, seconds / experts), False
+        elif self.host_expert is not None and not self.is_rough:
             further = max(0.0, seconds - experts * self.host_expert) / (tokens - experts)
             self.host_token = _follow(self.host_token or None, further)
         else:  # nothing better is known yet: as if all of it were the expert's

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from miractl.native.teller import Teller
 from miractl.policy.keys import NOBODY
 from miractl.policy.routing import Ids, Routed, Segment
 
@@ -48,6 +49,17 @@ class TablePredictor(Predictor, Protocol):
 
     def recall(self, tables: Tables) -> None:
         """Start from what an earlier run learned, if it learned any. Raises ValueError: no fit."""
+
+
+@runtime_checkable
+class Telling(Predictor, Protocol):
+    """One that leaves most of what one new token decides to the library."""
+
+    def teller(self, step: Routed) -> Teller[Any] | None:
+        """Who follows the layer now, and tells of the next, in place of `observe` and `guess`.
+
+        None: nobody does.
+        """
 
 
 def put_back(own: Tables, tables: Tables) -> bool:

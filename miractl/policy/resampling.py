@@ -3,7 +3,8 @@
 from typing import Any
 
 from miractl.native.predictor import recall
-from miractl.policy.prediction import Probabilities, TablePredictor, Tables
+from miractl.native.teller import Teller
+from miractl.policy.prediction import Probabilities, TablePredictor, Tables, Telling
 from miractl.policy.routing import Routed
 
 FAST, SLOW = 0.02, 0.001  # rates of the averages of quality, a judged layer
@@ -21,6 +22,7 @@ class Resampled:
 
     def __init__(self, inner: TablePredictor, interval: int) -> None:
         self.mode, self._inner, self._interval = inner.mode, inner, interval
+        self._tell = inner.teller if isinstance(inner, Telling) else None
         self._tokens = 0
         self._guess: tuple[int, Probabilities] | None = None
         self._guesses = self._layer = 0
@@ -40,6 +42,16 @@ class Resampled:
                 self._inner.fade()
                 self.resampled += 1
                 self._tokens = self._judged = 0
+
+    def teller(self, step: Routed) -> Teller[Any] | None:
+        """The inner one's, but for layers whose guess is judged or will be."""
+        tell = self._tell
+        if tell is None or self._guess is not None or (self._guesses + 1) % EVERY == 0:
+            return None
+        found = tell(step)
+        if found is not None:
+            self._guesses += 1
+        return found
 
     def guess(self, ahead: int) -> Probabilities | None:
         """As the inner one's, noted for judgement now and then."""

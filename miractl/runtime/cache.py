@@ -145,7 +145,7 @@ class ExpertCache:
                 yield here
                 self._spent, self._computed = clock() - began, len(here)
                 if host is not None:
-                    host.computed([expert for expert, _ in here], self._spent)
+                    host.hit([expert for expert, _ in here], self._spent)
             if host is not None and host.left:
                 punch("misses")
                 began = clock()
@@ -228,19 +228,18 @@ class ExpertCache:
 
     def _arrived(self) -> Pairs:
         """Those that are waited for and there, or cannot be brought; at least one."""
-        queue, asked, wait = self.transfers, self._asked, self._wait
+        queue, wait, waiting = self.transfers, self._wait, self._waiting
         queue.poll()
-        if not any(ticket.state in ENDED for ticket in self._waiting):
-            wait(self._waiting[0])
-        arrived: list[Ticket] = []
-        left: list[Ticket] = []
-        for ticket in self._waiting:
-            (arrived if ticket.state in ENDED else left).append(ticket)
+        arrived = [ticket for ticket in waiting if ticket.state in ENDED]
+        if not arrived:
+            wait(waiting[0])
+            arrived = [ticket for ticket in waiting if ticket.state in ENDED]
         for ticket in arrived:
             wait(ticket)
         if self.lost:  # nobody gets their slots before the step is through
             self._forget(arrived)
-        self._waiting = left
+        whole, asked = len(arrived) == len(waiting), self._asked
+        self._waiting = NOBODY if whole else [one for one in waiting if one not in arrived]
         with self.lock:
             self.switches.add([ticket.finished_at - asked for ticket in arrived])
         return [[ticket.key.expert, ticket.slot] for ticket in arrived]

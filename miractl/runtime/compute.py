@@ -1,12 +1,14 @@
 """What a slot holds, and what computes experts in it: torch on numbers, the kernels on records.
 
+Beside a GPU the kernels compute what has no slot there.
+
 Both are given the slots in groups, as experts arrive, and keep outputs apart by (token, k) until
 the end, so that a result does not depend on the grouping.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +18,15 @@ from miractl.checkpoint.record import Quantized, why_decoded
 from miractl.native.kernels import Layer, Pool
 from miractl.native.library import isa
 from miractl.runtime.arena import Shapes, SlotArena, expert_nbytes
+from miractl.runtime.cache import NO_SLOT
 from miractl.runtime.host_tier import HostTier
 from miractl.runtime.mixture import mix
 from miractl.runtime.outline import Outline
 from miractl.runtime.packed import RECORD
+from miractl.runtime.streams import GPUS
+
+if TYPE_CHECKING:
+    from miractl.runtime.host_experts import HostExperts
 
 Group = Sequence[Sequence[int]]  # (expert, slot) pairs that can be computed now
 
@@ -73,6 +80,9 @@ def slot_layout(outline: Outline, device: torch.device, dtype: torch.dtype) -> S
     manifest = outline.manifest
     if manifest is None or manifest.record.quantized is None:
         return SlotLayout(outline.kinds, dtype)
+    if device.type in GPUS:
+        note = f"{manifest.kind} records are decoded on {device.type}"
+        return SlotLayout(outline.kinds, dtype, note=note)
     if (why := why_decoded(manifest.record, device.type)) is not None:
         name = str(dtype).removeprefix("torch.")
         note = f"{manifest.kind} experts become {name} on arrival, which is slow: {why}"
@@ -82,14 +92,21 @@ def slot_layout(outline: Outline, device: torch.device, dtype: torch.dtype) -> S
 
 
 def compute_for(
-    layout: SlotLayout, memory: SlotArena | HostTier, experts: int, pool: Pool | None
+    layout: SlotLayout,
+    memory: SlotArena | HostTier,
+    experts: int,
+    pool: Pool | None,
+    host: "HostExperts | None" = None,
 ) -> "Compute":
-    """What computes from slots, or from records in the host tier, layers of so many experts."""
+    """What computes from slots, or from records in the host tier, layers of so many experts.
+
+    `host` computes those that have no slot.
+    """
     if isinstance(memory, HostTier):
         assert layout.records is not None
         return KernelCompute(memory, layout.records, experts, pool)
     if layout.records is None:
-        return TorchCompute(memory)
+        return TorchCompute(memory, host)
     return KernelCompute(SlotRecords(memory), layout.records, experts, pool)
 
 
@@ -98,8 +115,8 @@ class TorchCompute:
 
     name = "torch"
 
-    def __init__(self, arena: SlotArena) -> None:
-        self._arena = arena
+    def __init__(self, arena: SlotArena, host: "HostExperts | None" = None) -> None:
+        self._arena, self._host = arena, host
 
     def mix(
         self,
@@ -112,9 +129,13 @@ class TorchCompute:
         groups: Iterable[Group],
     ) -> torch.Tensor:
         """As the protocol says."""
-        arena = self._arena
-        arrivals = ([(expert, arena[slot]) for expert, slot in group] for group in groups)
-        return mix(module, x, ids, scores, arrivals)
+        arena, host = self._arena, self._host
+        arrivals = (
+            [(expert, None if slot == NO_SLOT else arena[slot]) for expert, slot in group]
+            for group in groups
+        )
+        elsewhere = None if host is None else host.beside(layer, x, ids)
+        return mix(module, x, ids, scores, arrivals, elsewhere)
 
 
 class Records(Protocol):
@@ -171,16 +192,32 @@ class KernelCompute:
         given, weights = _floats(x), _floats(scores)
         parts, y = torch.empty(tokens * k, x.shape[1]), torch.empty(tokens, x.shape[1])
         asked = given.data_ptr(), tokens, self._chosen(ids), k
-        into, at, blocks = parts.data_ptr(), y.data_ptr(), self._blocks
+        into, at = parts.data_ptr(), y.data_ptr()
         for group in groups:
             experts -= len(group)
-            blocks.fill(0)
-            found = self._records.addresses(layer, group)
-            for (expert, _), address in zip(group, found, strict=True):
-                blocks[expert] = address
+            self._find(layer, group)
             last = (weights.data_ptr(), at) if experts == 0 else (None, None)
             self._layer.run_at(*asked, last[0], into, last[1], self._pool, self._table)
         return y if x.dtype is y.dtype else y.to(x.dtype)
+
+    def outputs(
+        self, layer: int, x: torch.Tensor, ids: npt.NDArray[np.int64], group: Group
+    ) -> torch.Tensor:
+        """Outputs [T * k, H] of a group for x float32 [T, H]; rows of others hold anything."""
+        tokens, k = ids.shape
+        parts = torch.empty(tokens * k, x.shape[1])
+        self._find(layer, group)
+        asked = x.data_ptr(), tokens, self._chosen(ids), k, None
+        self._layer.run_at(*asked, parts.data_ptr(), None, self._pool, self._table)
+        return parts
+
+    def _find(self, layer: int, group: Group) -> None:
+        """The table says where a group's experts are."""
+        blocks = self._blocks
+        blocks.fill(0)
+        found = self._records.addresses(layer, group)
+        for (expert, _), address in zip(group, found, strict=True):
+            blocks[expert] = address
 
     def _chosen(self, ids: npt.NDArray[np.int64]) -> int:
         """The address of the ids as the library wants them; good until the next call."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from miractl.checkpoint.encoding import StoredTensor
+from miractl.native.layout import I4K_HEAD, PANEL, MatrixShape
 
 TORCH_DTYPES = {
     "F32": torch.float32,
@@ -52,3 +53,31 @@ def _mxfp4(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     nibbles = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)  # [..., R, G, 32]
     values = MXFP4_VALUES[nibbles.int()]
     return torch.ldexp(values, scales.int()[..., None] - MXFP4_BIAS).flatten(-2)
+
+
+def dequantized(block: torch.Tensor, shape: MatrixShape) -> torch.Tensor:
+    """The weights float32 [rows, columns] that a block uint8 stands for, on the block's device.
+
+    By docs/formats.md, to the bit as the library has them: products and sums are rounded apart.
+    """
+    rows, columns, panels = shape.rows, shape.columns, shape.rows // PANEL
+    weights = torch.empty(rows, columns, device=block.device)
+    codes, rest = block[: shape.code_bytes], block[shape.code_bytes :][: shape.scale_bytes]
+    if shape.format.name == "i8":
+        stored = codes.view(torch.int8).view(panels, columns // 4, PANEL, 4)
+        weights.view(panels, PANEL, columns // 4, 4).copy_(stored.transpose(1, 2))
+        scales, offsets = rest.view(torch.float16).view(panels, -1, PANEL).float(), None
+    else:
+        stored = codes.view(panels, columns // 8, PANEL, 4)
+        halves = weights.view(panels, PANEL, columns // 8, 2, 4)
+        halves[:, :, :, 0].copy_((stored & 15).transpose(1, 2))
+        halves[:, :, :, 1].copy_((stored >> 4).transpose(1, 2))
+        by_panel = rest.view(panels, -1)
+        head = by_panel[:, :I4K_HEAD].contiguous().view(torch.float32).view(panels, 1, 2, PANEL)
+        both = by_panel[:, I4K_HEAD:].reshape(panels, -1, 2, PANEL).float() * head
+        scales, offsets = both.unbind(2)
+    grouped = weights.view(panels, PANEL, -1, shape.format.group)
+    grouped.mul_(scales.transpose(1, 2).unsqueeze(-1))
+    if offsets is not None:
+        grouped.add_(offsets.transpose(1, 2).unsqueeze(-1))
+    return weights

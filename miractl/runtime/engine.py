@@ -43,7 +43,7 @@ from miractl.runtime.runner import LayerRuns
 from miractl.runtime.sequences import Sequences
 from miractl.runtime.source import ExpertSource
 from miractl.runtime.stopwatch import Stopwatch, kernel_reads, watch
-from miractl.runtime.supply import host_for, refuse_link, supply_for
+from miractl.runtime.supply import has_tier, host_experts, host_for, refuse_link, supply_for
 from miractl.runtime.tokenizer import load_tokenizer
 from miractl.telemetry.recorder import Recorder
 from miractl.telemetry.snapshot import ExpertRow, Snapshot
@@ -74,7 +74,7 @@ class EngineOptions:
     threads: int | None = None  # on a CPU; None: as many as make sense
     dense: str = "as-is"  # "int8": attention and head by the CPU kernels
     emulate_link: float | None = None  # bytes a second; the device is this CPU behind such a link
-    host_compute: str | None = None  # one of host_compute.MODES; None: auto where there is a device
+    host_compute: str | None = None  # one of host_compute.MODES; None: auto behind such a link
     with_tokenizer: bool = True
     model_options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained
 
@@ -104,14 +104,16 @@ class Engine:
         int8 = any(isinstance(module, DenseLinear) for module in model.modules())
         self.dense_format = "int8" if int8 else str(model.dtype).removeprefix("torch.")
         layers, values = len(outline.layers), options.parameters
-        self.arena, transfers = supply_for(
+        self.supply = supply = supply_for(
             *(options, outline, source, plan, layout, model.device, clock, sleep)
         )
+        self.arena, transfers = supply.memory, supply.transfers
         self.recording = None if recorder is None else Recording(recorder, layers, clock)
         deciding = clock
         if self.recording is not None:
             transfers, deciding = self.recording.link(transfers), self.recording.clock
-        self.compute = compute_for(layout, self.arena, outline.experts, pool)
+        host = host_experts(supply, outline, pool)
+        self.compute = compute_for(layout, self.arena, outline.experts, pool, host)
         slots = sum(plan.ways) / layers
         self.policy = options.policy or default_policy()
         self.predictor = self._predictor()
@@ -121,7 +123,7 @@ class Engine:
             make_table(self._pools(), plan.staging_limit, self.brain),
             transfers,
             *(deciding, self.stopwatch.begin),
-            host=host_for(options, transfers),
+            host=host_for(supply, transfers),
         )
         self.prefetcher: Prefetcher | None = None
         if self.predictor is not None:
@@ -186,18 +188,24 @@ class Engine:
         inspect_folder(options.model_path).refuse()
         outline = read_outline(options.model_path, options.parameters["expert_layer_path"])
         layout = slot_layout(outline, device, dtype)
-        refuse_link(options, layout, device)
+        refuse_link(options, outline, layout, device)
         dense = _dense_shapes(options, outline, device)
         plan = slots_for(options, outline, layout, device, dtype, dense)
-        if options.emulate_link is not None:
-            everything = plan.expert_bytes * outline.experts * len(outline.layers)
-            refuse_too_large(everything, this_machine(device))
+        beside = has_tier(options, device)
+        if beside or options.emulate_link is not None:
+            assert outline.manifest is not None
+            everything = outline.manifest.record.nbytes * outline.experts * len(outline.layers)
+            lower = "--host-compute off" if beside else ""
+            refuse_too_large(everything, this_machine(torch.device("cpu")), lower)
         recorder = recorder_for(options, outline, plan)
         tokenizer = load_tokenizer(options.model_path) if options.with_tokenizer else None
-        is_cuda = device.type == "cuda"  # whose slots are elsewhere: the host's memory is free
-        checkpoint = Checkpoint(options.model_path, outline, is_cached=is_cuda)
-        threads = pick_threads(outline, options.threads) if device.type == "cpu" else 1
-        pool = Pool(threads) if threads > 1 and (dense or layout.records is not None) else None
+        # Where slots are elsewhere and the host keeps no copy its memory is free for pages.
+        is_cached = device.type == "cuda" and not beside
+        checkpoint = Checkpoint(options.model_path, outline, is_cached=is_cached)
+        on_host = device.type == "cpu" or beside
+        threads = pick_threads(outline, options.threads) if on_host else 1
+        kernels = bool(dense) or layout.records is not None or beside
+        pool = Pool(threads) if threads > 1 and kernels else None
         blocks = DenseBlocks(dense, pool) if dense else None
         model = checkpoint.load_others(dtype, device, blocks, **options.model_options)
         if device.type == "cpu":

@@ -41,7 +41,7 @@ class HostSide:
             if ticket is None:
                 continue
             if ticket.state not in UNDER_WAY:
-                self._transfers.wait(ticket)
+                self._end_fill(ticket)
                 continue
             coming[key] = ticket
             here.remove(pair)
@@ -75,8 +75,12 @@ class HostSide:
         self.left = sorted(left)
         return [pair for pair in placed if pair[0] not in left]
 
+    def hit(self, experts: Sequence[int], seconds: float) -> None:
+        """These experts of the step were computed on the device in so many seconds."""
+        self._host.hit(experts, self._tokens, seconds)
+
     def computed(self, experts: Sequence[int], seconds: float) -> None:
-        """These experts of the step were computed in so many seconds."""
+        """These experts of the step were computed on the host in so many seconds."""
         self._host.computed(experts, self._tokens, seconds)
 
     def drop_fills(self) -> None:
@@ -87,6 +91,14 @@ class HostSide:
             del self._filling[key]
             if not self._transfers.abandon(ticket):
                 self._transfers.finish(ticket)
+
+    def _end_fill(self, ticket: Ticket) -> None:
+        """Raises what kept the bytes, after which the expert is in no slot."""
+        try:
+            self._transfers.wait(ticket)
+        except BaseException:
+            self._table.release(ticket.key)
+            raise
 
     def _fill(self, key: ExpertKey, slot: int) -> None:
         for done in [k for k, t in self._filling.items() if t.state is State.DONE]:

@@ -6,7 +6,7 @@ each (token, k), and summed over k at the end, so the result does not depend on 
 staged or late.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,15 @@ import numpy.typing as npt
 import torch
 
 from miractl.native.library import available, library
+from miractl.runtime.streams import index
 
 PART_BYTES = 64 * 2**20  # bound of these rows: longer steps are split over tokens
 
 Weights = Mapping[str, torch.Tensor]  # parameter name -> one expert's part
-Group = Sequence[tuple[int, Weights]]  # (expert, weights) that are there
+Group = Sequence[tuple[int, Weights | None]]  # (expert, weights) that are there; None: elsewhere
+# Outputs [n, H], on the device of x, of pairs (token, k) as positions [n] in [T * k] whose experts,
+# given as well, are computed elsewhere.
+Elsewhere = Callable[[npt.NDArray[np.int64], Sequence[int]], torch.Tensor]
 
 
 def mix(
@@ -27,17 +31,24 @@ def mix(
     ids: npt.NDArray[np.int64],
     scores: torch.Tensor,
     groups: Iterable[Group],
+    elsewhere: Elsewhere | None = None,
 ) -> torch.Tensor:
     """Sum of scores x expert outputs, [T, H].
 
-    x [T, H]; ids and scores [T, k]; every expert in ids is in one of `groups`.
+    x [T, H]; ids and scores [T, k]; every expert in ids is in one of `groups`, and all of a group
+    have weights or none has.
     """
     alike = len(ids) == 1 and len(set(ids[0].tolist())) == ids.shape[1]
     arrange = _one_token if alike else _many_tokens
     place, parts = np.empty(ids.size, np.int64), []
     begin = 0
-    for pairs, rows, counts, weights in arrange(x, ids, groups):
-        parts.append(_outputs(module, rows, counts, weights))
+    for pairs, counts, group in arrange(ids, groups):
+        weights = [own for _, own in group if own is not None]
+        if weights:
+            rows = x.expand(len(pairs), -1) if alike else x[index(pairs // ids.shape[1], x.device)]
+            parts.append(_outputs(module, rows, counts, weights))
+        elif elsewhere is not None:
+            parts.append(elsewhere(pairs, [expert for expert, _ in group]))
         place[pairs] = np.arange(begin, begin + len(pairs))
         begin += len(pairs)
     if begin != ids.size:
@@ -53,7 +64,7 @@ def _combined(
     (tokens, k), width = scores.shape, part.shape[1]
     plain = part.dtype is scores.dtype is torch.float32 and part.device.type == "cpu"
     if not (plain and available()):
-        weighted = part[torch.from_numpy(place)] * scores.reshape(-1, 1)
+        weighted = part[index(place, part.device)] * scores.reshape(-1, 1)
         return weighted.view(tokens, k, width).sum(dim=1)
     part, scores, y = part.contiguous(), scores.contiguous(), part.new_empty(tokens, width)
     where = part.data_ptr(), place.ctypes.data, scores.data_ptr()
@@ -61,21 +72,19 @@ def _combined(
     return y
 
 
-# Of a group: the pairs (token, k) as positions in [T * k], the rows of x that they want, how many
-# of these each expert has, one expert after another, and the experts' weights.
-_Arranged = Iterator[tuple[npt.NDArray[np.int64], torch.Tensor, list[int], list[Weights]]]
+# Of a group: the pairs (token, k) as positions in [T * k], how many of these each expert has, one
+# expert after another, and the group.
+_Arranged = Iterator[tuple[npt.NDArray[np.int64], list[int], Group]]
 
 
-def _one_token(x: torch.Tensor, ids: npt.NDArray[np.int64], groups: Iterable[Group]) -> _Arranged:
-    """Without sorting: each expert has one row, and it is the same."""
+def _one_token(ids: npt.NDArray[np.int64], groups: Iterable[Group]) -> _Arranged:
+    """Without sorting: each expert has one pair."""
     place = {expert: at for at, expert in enumerate(ids[0].tolist())}
     for group in groups:
-        pairs = np.array([place[expert] for expert, _ in group])
-        rows = x.expand(len(group), -1)
-        yield pairs, rows, [1] * len(group), [weights for _, weights in group]
+        yield np.array([place[expert] for expert, _ in group]), [1] * len(group), group
 
 
-def _many_tokens(x: torch.Tensor, ids: npt.NDArray[np.int64], groups: Iterable[Group]) -> _Arranged:
+def _many_tokens(ids: npt.NDArray[np.int64], groups: Iterable[Group]) -> _Arranged:
     """Pairs sorted by expert, once."""
     flat = ids.reshape(-1)
     order = flat.argsort(kind="stable")
@@ -86,8 +95,7 @@ def _many_tokens(x: torch.Tensor, ids: npt.NDArray[np.int64], groups: Iterable[G
         counts = ordered.searchsorted(experts, side="right") - starts
         spans = zip(starts.tolist(), counts.tolist(), strict=True)
         pairs = np.concatenate([order[start : start + count] for start, count in spans])
-        rows = x[torch.from_numpy(pairs // ids.shape[1])]
-        yield pairs, rows, counts.tolist(), [weights for _, weights in group]
+        yield pairs, counts.tolist(), group
 
 
 def _outputs(

@@ -1,7 +1,7 @@
 """Experts of a packed folder: one read an expert, straight into the slot where it is stored alike.
 
 A slot that holds records gets the record. Others get numbers: records in the kernels' layout are
-decoded on arrival.
+decoded on arrival, here or, where they are copied on to a GPU, there.
 """
 
 import math
@@ -75,7 +75,7 @@ class PackedSource:
         if record.quantized is None:
             _place(record.parts, raw, slot)
         else:
-            fill_slot(record.quantized, raw, slot)
+            fill_slot(record.quantized, torch.from_numpy(raw), slot)
         return fetched
 
     def _in_place(self, slot: Views) -> list[torch.Tensor]:
@@ -164,18 +164,26 @@ def rows_in_slot(quantized: Quantized, values: torch.Tensor) -> tuple[torch.Tens
     return values[:inner], values[inner:]
 
 
-def fill_slot(quantized: Quantized, raw: Bytes, slot: Views) -> None:
-    """The numbers that a record in the kernels' layout stands for."""
-    shape, first = quantized.shape, quantized.first
-    down, unpack = slot["down_proj"], unpacker()
-    gate_up = torch.from_numpy(unpack(raw[: shape.gate_up.nbytes], shape.gate_up))
-    rest = raw[shape.gate_up.nbytes :]
-    back = torch.from_numpy(unpack(rest[: shape.down.nbytes], shape.down))
+def _unpacked(block: torch.Tensor, shape: MatrixShape) -> torch.Tensor:
+    return torch.from_numpy(unpacker()(block.numpy(), shape))
+
+
+def fill_slot(
+    quantized: Quantized,
+    raw: torch.Tensor,
+    slot: Views,
+    unpack: Callable[[torch.Tensor, MatrixShape], torch.Tensor] = _unpacked,
+) -> None:
+    """The numbers that a record uint8 in the kernels' layout stands for, by `unpack` of a block."""
+    shape, first, down = quantized.shape, quantized.first, slot["down_proj"]
+    gate_up = unpack(raw[: shape.gate_up.nbytes], shape.gate_up)
     _copy_rows(gate_up, rows_in_slot(quantized, slot[first]))
+    rest = raw[shape.gate_up.nbytes :]
+    back = unpack(rest[: shape.down.nbytes], shape.down)
     (down.T if quantized.transposed else down).copy_(back)
     if shape.biased:
         stored = rest[shape.down.nbytes : shape.down.nbytes + 4 * shape.bias_count]
-        biases = torch.from_numpy(stored.view(np.float32))
+        biases = stored.view(torch.float32)
         rows = shape.gate_up.rows
         _copy_rows(biases[:rows], rows_in_slot(quantized, slot[f"{first}_bias"]))
         slot["down_proj_bias"].copy_(biases[rows:])

@@ -162,7 +162,8 @@ def served_by(engine: "Engine") -> Served:
         staged=engine.plan.staging_limit,
         chunks=engine.cache.transfers.chunks,
         prediction=None if prefetcher is None else prefetcher.predictor.mode,
-        host=None if options.emulate_link is None else options.host_compute or "auto",
+        host=engine.supply.host,
+        beside=engine.supply.tier is not None,
         warm=memory is not None and memory.exists(),
         parameters={name: options.parameters[name] for name in NUMBERS},
     )

@@ -93,7 +93,9 @@ class _Run:
         each = sum(slots[1]) / routing.layers
         self.brain = Brain(make_policy(served.policy, routing.top, each, heat), heat)
         link = TapedLink(self.tape, told, served.chunks)
-        host = None if served.host in (None, "off") else HostCompute(link, served.host == "on")
+        host = None
+        if served.host not in (None, "off"):
+            host = HostCompute(link, served.host == "on", served.beside)
         self.cache = ExpertCache(
             make_slots(slots[0], served.ways, served.staged, self.brain),
             *(link, told),

@@ -9,6 +9,7 @@ from miractl.native.residency_layout import Progress
 from miractl.policy.keys import ExpertKey
 
 DEMAND = -1.0  # sorts before every bet, whose rank is 1 - probability
+BET = 0.0  # the kind of every rank between them
 BACKGROUND = 2.0  # sorts behind every bet
 WAITING = (State.QUEUED, State.PAUSED)  # nobody carries it out
 UNDER_WAY = (*WAITING, State.RUNNING)
@@ -76,6 +77,11 @@ class Ticket:
     def is_demand(self) -> bool:
         """Whether a step waits for it."""
         return self.rank == DEMAND
+
+    @property
+    def kind(self) -> float:
+        """DEMAND, BET or BACKGROUND."""
+        return self.rank if self.rank in (DEMAND, BACKGROUND) else BET
 
     @property
     def passed(self) -> float:

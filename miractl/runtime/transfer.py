@@ -18,6 +18,10 @@ class Mover(Protocol):
     def busy_seconds(self) -> float | None:
         """Of the link, by its own clock; None: it has none."""
 
+    @property
+    def seconds(self) -> float | None:
+        """Of all transfers so far, alone, by that clock; None: it does not see all of one."""
+
     def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         """Carry it out, in no more chunks than that. Raises MiractlError."""
 

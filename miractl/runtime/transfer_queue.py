@@ -17,7 +17,7 @@ from collections.abc import Callable
 from miractl.native.residency import State
 from miractl.native.residency_layout import Progress
 from miractl.policy.keys import ExpertKey
-from miractl.runtime.ticket import DEMAND, UNDER_WAY, WAITING, Ticket
+from miractl.runtime.ticket import BACKGROUND, BET, DEMAND, UNDER_WAY, WAITING, Ticket
 from miractl.runtime.transfer import Mover, TransferStats
 
 SECONDS_RATE = 0.1  # of the average time of a transfer
@@ -36,7 +36,8 @@ class TransferQueue:
         self._running, self._busy_since, self._closed = 0, 0.0, False
         self.seconds_each = 0.0  # of a transfer that shares the link with nobody; 0: not known yet
         self._stopped_at = 0.0  # the last one
-        self._pending = {True: 0, False: 0}  # demands and bets that have not ended
+        self._told = 0.0  # seconds by the mover's clock, as of then
+        self._pending = {DEMAND: 0, BET: 0, BACKGROUND: 0}  # that have not ended
         self._threads = [
             threading.Thread(target=self._work, name=f"miractl-transfer-{n}", daemon=True)
             for n in range(workers)
@@ -80,7 +81,7 @@ class TransferQueue:
     @property
     def pending(self) -> tuple[int, int]:
         """Demands and bets that are not finished; as good as what a lock would tell."""
-        return self._pending[True], self._pending[False]
+        return self._pending[DEMAND], self._pending[BET]
 
     @property
     def source(self) -> str:
@@ -145,7 +146,7 @@ class TransferQueue:
                     self._drop(ticket)
 
     def _enter(self, ticket: Ticket) -> Ticket:
-        self._pending[ticket.is_demand] += 1
+        self._pending[ticket.kind] += 1
         self._push(ticket)
         return ticket
 
@@ -157,8 +158,8 @@ class TransferQueue:
         ticket.is_unwanted = False
         if ticket.is_demand or ticket.state not in UNDER_WAY:
             return
-        self._pending[False] -= 1
-        self._pending[True] += 1
+        self._pending[ticket.kind] -= 1
+        self._pending[DEMAND] += 1
         ticket.rank = DEMAND  # an entry that it has will be passed over
         if ticket.state in WAITING:
             self._push(ticket)
@@ -171,8 +172,8 @@ class TransferQueue:
 
     def _leave(self, ticket: Ticket) -> None:
         """It has ended: bets that were held back for the last demand go on."""
-        self._pending[ticket.is_demand] -= 1
-        if ticket.is_demand and self._heap and not self._pending[True]:
+        self._pending[ticket.kind] -= 1
+        if ticket.is_demand and self._heap and not self._pending[DEMAND]:
             self._lock.notify_all()
 
     def _work(self) -> None:
@@ -204,7 +205,7 @@ class TransferQueue:
     @property
     def _yields(self) -> bool:
         """Whether bets let demands have the link now."""
-        return self._pending[True] > 0 and self.mover.chunks > 1
+        return self._pending[DEMAND] > 0 and self.mover.chunks > 1
 
     def _begin(self, ticket: Ticket) -> None:
         ticket.since = now = self._clock()
@@ -272,8 +273,11 @@ class TransferQueue:
             return
         self._leave(ticket)
         if state is State.DONE:
+            own = ticket.own
+            if (told := self.mover.seconds) is not None:  # what others had of it, they add less
+                own, self._told = told - self._told, told
             rate = SECONDS_RATE if self.seconds_each else 1.0
-            self.seconds_each += rate * (ticket.own - self.seconds_each)
+            self.seconds_each += rate * (own - self.seconds_each)
             if moved and ticket.passed > 0:
                 peak = self.stats.peak_bytes_per_second or 0.0
                 self.stats.peak_bytes_per_second = max(moved / ticket.passed, peak)

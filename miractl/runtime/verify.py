@@ -151,7 +151,7 @@ def _run(
             assert isinstance(queue, TransferQueue)
             queue.mover = _NeighbourMover(queue.mover, engine.outline.experts)
         if "wrong" in name and engine.prefetcher is not None:
-            engine.prefetcher.predictor = _Contrary(engine.prefetcher.predictor)
+            engine.prefetcher.go_by(_Contrary(engine.prefetcher.predictor))
             engine.prefetcher.ahead = _Reckless(engine.prefetcher.ahead)
         difference, same_text = check(engine)
         facts = engine.snapshot()
@@ -262,6 +262,10 @@ class _NeighbourMover:
     @property
     def busy_seconds(self) -> float | None:
         return self._inner.busy_seconds
+
+    @property
+    def seconds(self) -> float | None:
+        return self._inner.seconds
 
     def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         other = ExpertKey(key.layer, (key.expert + 1) % self._experts)

@@ -51,6 +51,14 @@ def link_line(rate: float, host_compute: str) -> str:
     )
 
 
+def host_line(host_compute: str) -> str:
+    """What the host computes beside a GPU."""
+    return (
+        f"host compute {host_compute}: all experts are in the host's memory, too; whether it pays"
+        " has not been measured on a GPU"
+    )
+
+
 def model_lines(snapshot: Snapshot, backend: str, context: int, concurrency: int) -> list[str]:
     """The model, and the memory its experts were given."""
     model, cache = snapshot.model, snapshot.cache

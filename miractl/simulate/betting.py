@@ -58,12 +58,21 @@ class ReferenceBets:
 
     def calibrated(self, guess: float, kind: int = 0) -> float:
         """The probability that the record of a class makes of a guess."""
+        held, failed = self._chances(guess, kind)
+        return held / (held + failed)
+
+    def _chances(self, guess: float, kind: int) -> tuple[float, float]:
+        """How likely it is to hold, and to fail, times something."""
         p = within(guess)
-        made, said, came = self.state.bins[kind, :, int(p * BINS)]
+        made, said, came = self.state.bins[kind, :, int(p * BINS)].tolist()
         mean = said / made if made > 0 else p
         true = within((came + TRUSTED * mean) / (made + TRUSTED))
-        odds = p / (1 - p) * (true / (1 - true)) / (mean / (1 - mean))
-        return float(odds / (1 + odds))
+        return p * (true * (1 - mean)), (1 - p) * (mean * (1 - true))
+
+    def _likely(self, guess: float, kind: int) -> float:
+        """The probability if a bet pays where it delays nobody, else -1."""
+        held, failed = self._chances(guess, kind)
+        return held / (held + failed) if held > self.state.price * failed else -1.0
 
     def choose(self, at: Moment, guesses: npt.NDArray[Any], there: Flags) -> list[int]:
         """Experts to bet on, likeliest first; moves `at` on unless bets are off."""
@@ -71,7 +80,7 @@ class ReferenceBets:
         p = guesses.astype(np.float32)
         s.guess[at.kind, at.layer] = np.where(there, -1, p)
         sure = [
-            -1.0 if here else self.calibrated(float(guess), at.kind)
+            -1.0 if here else self._likely(float(guess), at.kind)
             for guess, here in zip(p, there, strict=True)
         ]
         s.proposal[at.layer] = -1
@@ -80,7 +89,7 @@ class ReferenceBets:
         while len(chosen) < min(max(0, at.room), s.most) and at.transfer > 0:
             expert = int(np.argmax(sure))
             chance = sure[expert]
-            if chance <= s.price * (1 - chance) or not _is_candidate(p, expert, at.confidence):
+            if chance < 0 or not _is_candidate(p, expert, at.confidence):
                 break
             found = self._look(at, link)
             hidden = min(found.hidden, at.stall - saved)

@@ -24,7 +24,7 @@ class Served:
     `ways` of each set; `staged`: bets at most, in them; `chunks` of a transfer, which can be left
     after each; `prediction`: its mode, None without bets; `host`: how it decides what the host
     computes, None where nothing is; `warm`: it began with what an earlier run had learned;
-    `parameters`: `NUMBERS`.
+    `parameters`: `NUMBERS`; `beside`: hits are computed by another processor than the host's.
     """
 
     policy: str
@@ -35,6 +35,7 @@ class Served:
     host: str | None
     warm: bool
     parameters: Mapping[str, float]
+    beside: bool = False
 
     def fits(self, slots: int) -> bool:
         """Whether so many slots can be divided so: one always serves a demand beside bets."""
@@ -53,7 +54,7 @@ class Served:
             given = facts["parameters"]
             parameters = {name: PARAMETERS[name].check(given[name]) for name in NUMBERS}
             words = [facts[name] for name in ("policy", "prediction", "host")]
-            warm = bool(facts["warm"])
+            warm, beside = bool(facts["warm"]), bool(facts.get("beside", False))
         except (KeyError, TypeError) as error:
             raise ValueError(f"no {error}") from None
         if not ways or any(type(way) is not int or way < 0 for way in (*ways, staged)):
@@ -62,7 +63,8 @@ class Served:
             raise ValueError(f"transfers in {chunks} chunks")
         if not isinstance(words[0], str) or not all(isinstance(w, str | None) for w in words):
             raise ValueError(f"names {words}")
-        return cls(words[0], ways, staged, chunks, words[1], words[2], warm, parameters)
+        known = ways, staged, chunks, words[1], words[2], warm, parameters, beside
+        return cls(words[0], *known)
 
 
 def counts_from(facts: Any) -> Mapping[str, int]:

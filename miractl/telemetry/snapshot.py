@@ -36,7 +36,7 @@ class ModelFacts:
     expert_format: str  # of a slot: the compute type, or "i8" or "i4k" for records
     kernels: str  # what computes experts: "torch", or the CPU kernels' instruction set
     dense_format: str  # of attention and head: the compute type, or "int8"
-    kernels_note: str | None  # why torch does where the CPU kernels could be faster
+    kernels_note: str | None  # why torch computes from the numbers of codes
 
 
 @dataclass(frozen=True, slots=True)

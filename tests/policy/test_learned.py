@@ -97,14 +97,28 @@ def test_of_a_long_prompt_the_end_is_learned(
 def test_worth_in_a_batch_is_that_anyone_uses_the_expert(policy: Learned) -> None:
     for token in range(30):
         step(policy, token, (1, token, token, 1), (2, token, 60 + token, 1))
-    one, two = policy._voters
+    one, two = policy._course.learners
     for layer in range(LAYERS):
-        chances = 1 / (1 + np.exp(-np.stack([one.rows[layer], two.rows[layer]]).astype(float)))
+        chances = 1 / (
+            1
+            + np.exp(
+                -np.stack([each.state.scores[layer, :EXPERTS] for each in (one, two)]).astype(float)
+            )
+        )
         anyone = 1 - np.prod(1 - chances, axis=0)
         nearer = (29 + layer / LAYERS) * np.log(np.float64(np.float32(policy.state.discount)))
         expected = np.log(anyone / (1 - anyone)) + nearer
-        np.testing.assert_allclose(policy.worth[layer], expected, rtol=1e-9)
-    assert (one.rows[0] != two.rows[0]).any()
+        np.testing.assert_allclose(policy.worth[layer], expected, rtol=1e-6, atol=2e-6)
+    assert (one.state.scores[0] != two.state.scores[0]).any()
+
+
+def test_worth_in_a_large_batch_stays_a_number(policy: Learned) -> None:
+    step(policy, 0, *((number, 0, number, 1) for number in range(40)))
+    for learner in policy._course.learners:
+        learner.state.scores[:] = 29.0
+    policy._course.weigh(0)
+    assert np.isfinite(policy.worth[0]).all()
+    assert (policy.worth[0] > 50).all()  # of one alone it is 29
 
 
 def test_sequences_do_not_see_each_others_tokens(policy: Learned) -> None:

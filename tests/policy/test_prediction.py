@@ -125,6 +125,24 @@ def test_sequences_do_not_mix(name: str) -> None:
     assert set(np.argsort(-both)[:2].tolist()) == {1, 6}
 
 
+@pytest.mark.parametrize("name", ["markov", "learned"])
+def test_several_tokens_want_what_any_of_them_wants(name: str) -> None:
+    learned = MAKERS[name]()
+    for position in range(100):
+        token(learned, position, position % EXPERTS, position * 3 % EXPERTS, 1)
+
+    def guess(*experts: int) -> np.ndarray:
+        predictor = MAKERS[name]()
+        predictor.recall(learned.tables())
+        predictor.observe(batch(0, *experts), None)
+        found = predictor.guess(1)
+        assert found is not None
+        return found
+
+    each = np.stack([guess(1), guess(6), guess(3)])
+    np.testing.assert_array_equal(guess(1, 6, 3), union(each))
+
+
 def test_streams_forget_whoever_was_seen_longest_ago() -> None:
     streams: Streams[list[int]] = Streams(list)
     streams.of(Segment(0, 0, 1, 0)).append(7)

@@ -9,6 +9,7 @@ from miractl.policy.keys import ExpertKey
 from miractl.runtime import movers
 from miractl.runtime.arena import SlotArena
 from miractl.runtime.movers import CudaMover
+from miractl.runtime.parcels import Numbers
 from miractl.runtime.ticket import Course, carry_out
 from miractl.runtime.transfer_queue import TransferQueue
 from tests.runtime.fake_device import FakeDevice
@@ -22,12 +23,6 @@ class Experts:
     """Experts of float32 whose every number tells which one it is; a parameter is a chunk."""
 
     fails = False
-
-    def close(self) -> None:
-        pass
-
-    def stored_bytes(self, key: ExpertKey) -> int:
-        return EXPERT
 
     def chunks(self, key: ExpertKey, slot: dict[str, torch.Tensor]) -> int:
         return len(slot)
@@ -53,7 +48,7 @@ class Bench:
     def __init__(self, ring: int) -> None:
         self.device, self.experts = FakeDevice(RATE), Experts()
         self.arena = SlotArena([(4, SHAPES)], torch.float32, torch.device("cpu"))
-        self.mover = CudaMover(self.experts, self.arena, ring, self.device)
+        self.mover = CudaMover(self.experts, Numbers(self.arena), ring, self.device)
 
     def move(self, expert: int, slot: int) -> int:
         return carry_out(self.mover.move(ExpertKey(0, expert), slot, 1))
@@ -96,7 +91,7 @@ def test_experts_of_two_shapes_go_through_one_ring(ring: int) -> None:
     small = {"gate_up_proj": (2, 4), "down_proj": (4, 1)}
     device = FakeDevice(RATE)
     arena = SlotArena([(2, SHAPES), (2, small)], torch.float32, torch.device("cpu"))
-    mover = CudaMover(Experts(), arena, ring, device)
+    mover = CudaMover(Experts(), Numbers(arena), ring, device)
     for slot in range(4):
         carry_out(mover.move(ExpertKey(0, slot), slot, 1))
         wanted = {name: torch.empty_like(view) for name, view in arena[slot].items()}

@@ -26,7 +26,7 @@ TRANSFER, COMPUTE = 0.25, 1.0
 class World:
     """A clock that the test moves, and a mover that takes its time on it; `closed` holds it up."""
 
-    source, busy_seconds = "disk", None
+    source, busy_seconds, seconds = "disk", None, None
 
     def __init__(self) -> None:
         self.now, self.chunks = 0.0, 1

@@ -12,7 +12,7 @@ from miractl.errors import MiractlError
 from miractl.native.residency import State
 from miractl.native.residency_layout import Progress
 from miractl.policy.keys import ExpertKey
-from miractl.runtime.ticket import Course, Ticket
+from miractl.runtime.ticket import BACKGROUND, Course, Ticket
 from miractl.runtime.transfer_queue import TransferQueue
 
 SIZE = 100
@@ -21,7 +21,7 @@ SIZE = 100
 class GatedMover:
     """Moves a chunk when the test opens the gate; the clock advances by one second a chunk."""
 
-    source, busy_seconds = "disk", None
+    source, busy_seconds, seconds = "disk", None, None
 
     def __init__(self, chunks: int = 1) -> None:
         self.gate, self.started = threading.Semaphore(0), threading.Semaphore(0)
@@ -88,6 +88,19 @@ def test_demands_overtake_bets_and_likely_bets_overtake_unlikely_ones(
     rest = [submit(queue, 1, rank=0.9), submit(queue, 2, rank=0.1), submit(queue, 3)]
     finish(mover, first, *rest)
     assert mover.moved == [9, 3, 2, 1]
+
+
+def test_the_background_goes_last_and_is_no_bet(queue: TransferQueue, mover: GatedMover) -> None:
+    first = submit(queue, 9)
+    assert mover.started.acquire(timeout=10)
+    rest = [submit(queue, 1, rank=BACKGROUND), submit(queue, 2, rank=0.99)]
+    assert queue.pending == (1, 1)
+    queue.overtake(rest[0])
+    assert queue.pending == (2, 1)
+    rest.append(submit(queue, 3, rank=BACKGROUND))
+    finish(mover, first, *rest)
+    assert mover.moved == [9, 1, 2, 3]
+    assert queue.pending == (0, 0)
 
 
 def test_a_queued_transfer_can_be_cancelled_and_a_running_one_cannot(
@@ -382,7 +395,7 @@ def test_bets_of_several_chunks_begin_when_no_demand_is_left() -> None:
 class EagerMover:
     """Moves in four chunks; every tenth expert fails after the second."""
 
-    source, chunks, busy_seconds = "disk", 4, None
+    source, chunks, busy_seconds, seconds = "disk", 4, None, None
 
     def move(self, key: ExpertKey, slot: int, chunks: int) -> Course:
         for done in range(1, chunks):

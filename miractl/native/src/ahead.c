@@ -98,3 +98,14 @@ int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses)
     a->tried = a->transfer > 0;
     return r->bet_count;
 }
+
+int32_t mira_ahead_follow(mira_ahead *a, const mira_teller *t, const int64_t *ids)
+{
+    int32_t layer = a->table->layer;
+    if (mira_teller_follow(t, layer, ids))
+        return -1;
+    if (a->skips || layer + 1 >= a->layers)
+        return 0;
+    mira_teller_tell(t, layer, 1);
+    return mira_ahead_place(a, 1, t->guess);
+}

@@ -39,4 +39,8 @@ int32_t ahead_settle(mira_ahead *a);
 /* Bet on the layer so many `ahead`, by guesses[experts]; nearer ones come first. How many are staged. */
 MIRA_API int32_t mira_ahead_place(mira_ahead *a, int32_t ahead, const double *guesses);
 
+/* A teller takes in what the routed layer chose, ids[rows, top], and unless bets are skipped they are
+ * placed on the next one by what it tells. How many are staged; -1: an expert that does not exist. */
+MIRA_API int32_t mira_ahead_follow(mira_ahead *a, const mira_teller *teller, const int64_t *ids);
+
 #endif

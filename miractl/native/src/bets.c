@@ -39,7 +39,7 @@ static double within(double p)
 }
 
 typedef struct {
-    double said, came; /* odds */
+    double held, failed; /* odds of what a bin said and of what came, multiplied crosswise */
 } record;
 
 /* What a bin of guesses said and what came of them; if it is empty, of a guess p. */
@@ -47,13 +47,14 @@ static record record_of(const double *bin, double p)
 {
     double said = bin[0] > 0 ? bin[MIRA_BINS] / bin[0] : p;
     double came = within((bin[2 * MIRA_BINS] + TRUSTED * said) / (bin[0] + TRUSTED));
-    return (record){said / (1 - said), came / (1 - came)};
+    return (record){came * (1 - said), said * (1 - came)};
 }
 
+/* Its odds become as much better or worse as those of guesses alike were. */
 static double corrected(double p, const record *found)
 {
-    double odds = p / (1 - p) * found->came / found->said;
-    return odds / (1 + odds);
+    double held = p * found->held;
+    return held / (held + (1 - p) * found->failed);
 }
 
 double mira_bets_calibrated(const mira_bets *b, int32_t class_, double guess)
@@ -111,7 +112,8 @@ static int32_t likeliest(const mira_bets *b)
     return best;
 }
 
-/* Remember the guesses for their judgement; their probabilities are in `sure`, of the absent. */
+/* Remember the guesses for their judgement; the probabilities are in `sure` of those absent who are
+ * likely enough to be bet on if it delays nobody: a transfer in vain has its price. */
 static void take(mira_bets *b, const mira_moment *at, const float *p, const uint8_t *there)
 {
     float *guess = b->guess + ((size_t)at->class_ * b->layers + at->layer) * b->experts;
@@ -119,19 +121,18 @@ static void take(mira_bets *b, const mira_moment *at, const float *p, const uint
     const double *first = b->bins + (size_t)at->class_ * 3 * MIRA_BINS;
     for (int32_t i = 0; i < MIRA_BINS; i++)
         bins[i] = record_of(first + i, 0.5);
-    float last = -1; /* guesses are often alike */
-    double sure = 0;
     for (int32_t e = 0; e < b->experts; e++) {
         guess[e] = there[e] ? -1 : p[e];
-        if (!there[e] && p[e] != last) {
-            double own = within(p[e]);
-            int32_t bin = (int32_t)(own * MIRA_BINS);
-            last = p[e];
-            sure = first[bin] > 0 ? corrected(own, &bins[bin])
-                                  : mira_bets_calibrated(b, at->class_, p[e]);
-        }
-        b->sure[e] = there[e] ? -1 : sure;
+        b->sure[e] = -1;
+        if (there[e])
+            continue;
+        double own = within(p[e]);
+        int32_t bin = (int32_t)(own * MIRA_BINS);
+        record found = first[bin] > 0 ? bins[bin] : record_of(first + bin, own);
+        if (own * found.held > b->price * ((1 - own) * found.failed))
+            b->sure[e] = corrected(own, &found);
     }
+    b->asked[at->class_ * b->layers + at->layer] = 1;
     for (int32_t i = 0; i < b->most; i++)
         b->proposal[(size_t)at->layer * b->most + i] = -1;
 }
@@ -165,8 +166,8 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
     for (; count < room && at.transfer > 0; count++) {
         int32_t e = likeliest(b);
         double sure = b->sure[e];
-        if (sure <= b->price * (1 - sure) || !is_candidate(b, p, e, most))
-            break; /* not likely enough even if it delays nobody */
+        if (sure < 0 || !is_candidate(b, p, e, most))
+            break;
         prospect found = look(b, &at);
         found.hidden = fmin(found.hidden, at.stall - saved);
         double cost = found.sure_cost
@@ -196,7 +197,8 @@ int32_t mira_bets_choose(mira_bets *b, mira_moment *given, const float *p, const
 static void judge_guesses(mira_bets *b, int32_t class_, int32_t layer, const uint8_t *wanted)
 {
     float *guess = b->guess + ((size_t)class_ * b->layers + layer) * b->experts;
-    for (int32_t e = 0; e < b->experts; e++) {
+    uint8_t *asked = b->asked + class_ * b->layers + layer;
+    for (int32_t e = 0; *asked && e < b->experts; e++) {
         if (guess[e] < 0)
             continue;
         double p = within(guess[e]), *bin = bin_of(b, class_, p);
@@ -208,6 +210,7 @@ static void judge_guesses(mira_bets *b, int32_t class_, int32_t layer, const uin
                 bin[i * MIRA_BINS] *= 0.5;
         guess[e] = -1;
     }
+    *asked = 0;
 }
 
 void mira_bets_judge(mira_bets *b, int32_t layer, const uint8_t *wanted, int32_t fetch,

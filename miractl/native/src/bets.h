@@ -25,10 +25,11 @@ typedef struct {
     double *demand;    /* [layers]: how often a layer has to fetch */
     double *bins;      /* [classes][3][MIRA_BINS]: guesses, sum of them, how many came true */
     float *guess;      /* [classes][layers][experts]: of the absent, until judged; else -1 */
+    uint8_t *asked;    /* [classes][layers]: whether there are guesses to be judged */
     int32_t *proposal; /* [layers][most]: experts; -1: none */
     double *hidden;    /* [layers][most]: time that the proposal would save */
     double *risk;      /* [layers][most]: time that it may cost */
-    double *sure;      /* [experts], scratch, as is */
+    double *sure;      /* [experts], scratch: of those who are likely enough; else -1 */
     float *told;       /* [experts], as is */
     uint16_t *chosen;  /* [most] */
 } mira_bets;

@@ -70,14 +70,18 @@ typedef struct {
     const uint8_t *starts;         /* [count]: whether a text begins, at the first layer */
     const int64_t *ids;            /* [count, top] */
     const float *probabilities;
-    double *worth;                 /* [layers][experts], or NULL */
+    double *worth;                 /* [layers][experts] */
     double nearer, step;           /* what a score gains in a step; of them all so far */
-    int32_t count, layer;
+    mira_learner *const *voters;   /* [voter_count]: whose scores make the worth */
+    int32_t count, layer, voter_count;
 } mira_rating;
 
-/* The first half of mira_learn for them. Of one alone, the layer's worth becomes its scores, and more as
- * time passes. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+/* The first half of mira_learn for them, then mira_weigh. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
 MIRA_API int mira_rate(const mira_rating *rating);
+
+/* The layer's worth becomes the log-odds that any of the voters uses the expert soon, and more as time
+ * passes; without voters it stays. */
+MIRA_API void mira_weigh(const mira_rating *rating);
 
 /* What is left to learn, of the last token or of a whole text. */
 enum { MIRA_LEARNER, MIRA_PREDICTOR, MIRA_WALK };
@@ -167,6 +171,7 @@ typedef struct {
     float *scores;                /* [layers][lanes]: log-odds of a use */
     int64_t *lessons;             /* [1]: how often what is shared was changed */
     float *begun;                 /* [layers][lanes]: of those scores; their hints are in place */
+    int64_t *scored;              /* [layers]: the token that a score is of */
     uint16_t *ids;                /* [2][layers][top]: of the last two tokens */
     float *scratch;               /* [2][lanes] */
 } mira_predictor;
@@ -178,10 +183,12 @@ MIRA_API void mira_begin(mira_predictor *predictor, int32_t starts);
 MIRA_API void mira_predict(mira_predictor *predictor, int32_t layer);
 MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint16_t *ids);
 
-/* Take in what the layer chose, ids[top], then predict the one that it tells of, unless that lies
- * outside: guess[experts] gets the probabilities. What is to be learned is left to a lesson.
- * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
-MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids, double *guess);
+/* Take in what the layer chose, ids[top]. What is to be learned is left to a lesson, and so is to predict
+ * what nobody asks about. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
+MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids);
+
+/* The probabilities of a layer by what has been taken in, as guess[experts]. */
+MIRA_API void mira_foretell(mira_predictor *predictor, int32_t layer, double *guess);
 
 /* Share of the different experts in ids[count] that are among as many likeliest by guess[experts]; of
  * equals the first. Ids that do not exist are passed over. */
@@ -217,6 +224,25 @@ MIRA_API int mira_markov_follow(mira_walk *walk, int32_t layer, const int64_t *i
 
 /* What follows the layer taken in last so many layers `ahead`, as guess[experts]. */
 MIRA_API void mira_markov_guess(const mira_walk *walk, int32_t layer, int32_t ahead, double *guess);
+
+/* Who tells of the next layers of a step that is one new token of some sequences, some rows of it: of each
+ * a walk, or predictors, the first of them one layer ahead and each further one layer more. */
+typedef struct {
+    int32_t kind;            /* MIRA_PREDICTOR or MIRA_WALK */
+    int32_t sequences, each; /* how many, and how many pupils of each */
+    int32_t top, experts;
+    void *const *pupils;     /* [sequences][each] */
+    const int32_t *rows;     /* [sequences]: of the step */
+    double *guess;           /* [layers ahead][experts] */
+    double *other;           /* [experts], scratch */
+} mira_teller;
+
+/* Take in what a layer chose, ids[rows, top]. MIRA_BAD_EXPERT, or MIRA_OK. */
+MIRA_API int mira_teller_follow(const mira_teller *teller, int32_t layer, const int64_t *ids);
+
+/* Set the guess of the layer so many `ahead` of the one taken in last: that any of the tokens uses an
+ * expert. */
+MIRA_API void mira_teller_tell(const mira_teller *teller, int32_t layer, int32_t ahead);
 
 /* What a router asked early says. */
 typedef struct {

@@ -280,14 +280,29 @@ static void rate(mira_learner *m, int32_t layer, const float *probabilities)
     score(m, m->token, layer, m->scores + (size_t)layer * m->lanes);
 }
 
-/* Layers are scored in turn, and what an older score foresees has come nearer since. */
-static void weigh(const mira_rating *in, const mira_learner *m)
+static const float *scores_of(const mira_learner *m, int32_t layer)
 {
+    return m->scores + (size_t)layer * m->lanes;
+}
+
+void mira_weigh(const mira_rating *in)
+{
+    if (in->voter_count == 0)
+        return;
+    const mira_learner *m = in->voters[0];
+    const float *odds = scores_of(m, in->layer);
+    if (in->voter_count > 1) {
+        memset(m->scratch, 0, m->lanes * sizeof *m->scratch);
+        for (int32_t i = 0; i < in->voter_count; i++)
+            vector_join_odds(m->scratch, scores_of(in->voters[i], in->layer), m->lanes);
+        vector_ln(m->scratch, m->lanes);
+        odds = m->scratch;
+    }
+    /* Layers are scored in turn, and what an older score foresees has come nearer since. */
     double *worth = in->worth + (size_t)in->layer * m->experts;
     double nearer = (in->step + (double)in->layer / m->layers) * in->nearer;
-    const float *scores = m->scores + (size_t)in->layer * m->lanes;
     for (int32_t e = 0; e < m->experts; e++)
-        worth[e] = (double)scores[e] + nearer;
+        worth[e] = (double)odds[e] + nearer;
 }
 
 int mira_rate(const mira_rating *in)
@@ -304,8 +319,7 @@ int mira_rate(const mira_rating *in)
             own[k] = (uint16_t)in->ids[at + k];
         rate(m, in->layer, in->probabilities + at);
     }
-    if (in->count == 1 && in->worth)
-        weigh(in, learners[0]);
+    mira_weigh(in);
     return MIRA_OK;
 }
 

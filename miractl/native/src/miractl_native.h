@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define MIRA_API __attribute__((visibility("default")))
-#define MIRA_ABI 16 /* raised with every change of this file, brain.h, bets.h, residency.h, shares.h */
+#define MIRA_ABI 17 /* raised with every change of this file, brain.h, bets.h, residency.h, shares.h */
 
 enum { MIRA_OK, MIRA_NO_MEMORY, MIRA_NOT_FINITE, MIRA_BAD_EXPERT, MIRA_TIED, MIRA_UNFIT };
 enum { MIRA_I8, MIRA_I4K };

@@ -118,6 +118,7 @@ void mira_predict(mira_predictor *p, int32_t layer)
     add_hints(p, layer, S + 1, MIRA_HINTS, z);
     for (int32_t s = 1; s < S; s++)
         add_rows(p, layer, s, z);
+    p->scored[layer] = p->token;
 }
 
 /* Step down the gradient of what the layer chose. */
@@ -190,6 +191,9 @@ static void begin_next(mira_predictor *p)
 void predictor_update(mira_predictor *p)
 {
     for (int32_t layer = 0; layer < p->layers; layer++)
+        if (p->scored[layer] != p->token)
+            mira_predict(p, layer);
+    for (int32_t layer = 0; layer < p->layers; layer++)
         study(p, layer);
     begin_next(p);
 }
@@ -201,7 +205,7 @@ void mira_confirm(mira_predictor *p, int32_t layer, const uint16_t *ids)
         predictor_update(p);
 }
 
-int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *guess)
+int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids)
 {
     for (int32_t i = 0; i < p->top; i++)
         if (ids[i] < 0 || ids[i] >= p->experts)
@@ -209,16 +213,19 @@ int mira_follow(mira_predictor *p, int32_t layer, const int64_t *ids, double *gu
     uint16_t *own = ids_at(p, p->token, layer);
     for (int32_t i = 0; i < p->top; i++)
         own[i] = (uint16_t)ids[i];
-    if (layer + p->ahead >= p->layers)
-        return MIRA_OK;
-    mira_predict(p, layer + p->ahead);
+    return MIRA_OK;
+}
+
+void mira_foretell(mira_predictor *p, int32_t layer, double *guess)
+{
+    if (p->scored[layer] != p->token)
+        mira_predict(p, layer);
     float *x = p->scratch, *nothing = x + p->lanes;
-    memcpy(x, p->scores + (size_t)(layer + p->ahead) * p->lanes, p->lanes * sizeof *x);
+    memcpy(x, p->scores + (size_t)layer * p->lanes, p->lanes * sizeof *x);
     memset(nothing, 0, p->lanes * sizeof *nothing);
     vector_residuals(x, nothing, p->lanes);
     for (int32_t e = 0; e < p->experts; e++)
         guess[e] = x[e];
-    return MIRA_OK;
 }
 
 void mira_foresee(const mira_routing *in, mira_predictor *p, float *probabilities)

@@ -10,53 +10,75 @@
 #endif
 
 #define LANES 8 /* partial sums of a reduction */
+#define MOST_ODDS 1e24f /* times e^30 it is still a number */
+
+static inline float natural_log(float value)
+{
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    int32_t exponent = (bits - 0x3f3504f3) >> 23; /* mantissas from sqrt(1/2) to sqrt(2) */
+    bits -= exponent * (1 << 23);
+    memcpy(&value, &bits, sizeof bits);
+    float m = value - 1, square = m * m;
+    float p = 7.0376836292e-2f;
+    p = p * m + -1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m + -1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m + -1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m + -2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    float ln = m + (p * m * square - 0.5f * square);
+    return (float)exponent * 0.69314718056f + ln;
+}
+
+/* e^v, of v from -30 to 30. */
+static inline float power_of_e(float v)
+{
+    const float round = 12582912.0f; /* adding it leaves no fraction */
+    v = v < -30 ? -30 : v;
+    v = v > 30 ? 30 : v;
+    float whole = v * 1.44269504089f + round - round;
+    float r = v - whole * 0.693359375f;
+    r = r - whole * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1;
+    int32_t bits = ((int32_t)whole + 127) * (1 << 23);
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return p * power;
+}
 
 WIDE void vector_log(float *restrict x, int32_t n)
 {
+    for (int32_t i = 0; i < n; i++)
+        x[i] = natural_log(x[i] + 0.004f) + 2;
+}
+
+WIDE void vector_ln(float *restrict x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        x[i] = natural_log(x[i]);
+}
+
+WIDE void vector_join_odds(float *restrict y, const float *restrict x, int32_t n)
+{
     for (int32_t i = 0; i < n; i++) {
-        float value = x[i] + 0.004f;
-        int32_t bits;
-        memcpy(&bits, &value, sizeof bits);
-        int32_t exponent = (bits - 0x3f3504f3) >> 23; /* mantissas from sqrt(1/2) to sqrt(2) */
-        bits -= exponent * (1 << 23);
-        memcpy(&value, &bits, sizeof bits);
-        float m = value - 1, square = m * m;
-        float p = 7.0376836292e-2f;
-        p = p * m + -1.1514610310e-1f;
-        p = p * m + 1.1676998740e-1f;
-        p = p * m + -1.2420140846e-1f;
-        p = p * m + 1.4249322787e-1f;
-        p = p * m + -1.6668057665e-1f;
-        p = p * m + 2.0000714765e-1f;
-        p = p * m + -2.4999993993e-1f;
-        p = p * m + 3.3333331174e-1f;
-        float ln = m + (p * m * square - 0.5f * square);
-        x[i] = (float)exponent * 0.69314718056f + ln + 2;
+        float odds = power_of_e(x[i]), any = y[i] + odds + y[i] * odds;
+        y[i] = any < MOST_ODDS ? any : MOST_ODDS;
     }
 }
 
 WIDE void vector_residuals(float *restrict x, const float *restrict y, int32_t n)
 {
-    const float round = 12582912.0f; /* adding it leaves no fraction */
-    for (int32_t i = 0; i < n; i++) {
-        float v = -x[i];
-        v = v < -30 ? -30 : v;
-        v = v > 30 ? 30 : v;
-        float whole = v * 1.44269504089f + round - round;
-        float r = v - whole * 0.693359375f;
-        r = r - whole * -2.12194440e-4f;
-        float p = 1.9875691500e-4f;
-        p = p * r + 1.3981999507e-3f;
-        p = p * r + 8.3334519073e-3f;
-        p = p * r + 4.1665795894e-2f;
-        p = p * r + 1.6666665459e-1f;
-        p = p * r + 5.0000001201e-1f;
-        p = p * (r * r) + r + 1;
-        int32_t bits = ((int32_t)whole + 127) * (1 << 23);
-        float power;
-        memcpy(&power, &bits, sizeof power);
-        x[i] = 1 / (1 + p * power) - y[i];
-    }
+    for (int32_t i = 0; i < n; i++)
+        x[i] = 1 / (1 + power_of_e(-x[i])) - y[i];
 }
 
 WIDE void vector_add_scaled(float *restrict y, const float *restrict x, float factor, int32_t n)

@@ -10,6 +10,12 @@
 /* x = ln(x + 0.004) + 2, to about 1e-6; x from 0. */
 void vector_log(float *restrict x, int32_t n);
 
+/* The same of what is not near 0: x = ln(x). */
+void vector_ln(float *restrict x, int32_t n);
+
+/* The odds that anything happens of what had odds y, and of another thing of log-odds x. */
+void vector_join_odds(float *restrict y, const float *restrict x, int32_t n);
+
 /* x = 1 / (1 + exp(-x)) - y. */
 void vector_residuals(float *restrict x, const float *restrict y, int32_t n);
 
