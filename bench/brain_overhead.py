@@ -34,7 +34,7 @@ from replay_speed import drawn
 from miractl.native.residency import State
 from miractl.native.residency_layout import Progress
 from miractl.output import table
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.foresight import Foresight
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from miractl.errors import MiractlError
-from miractl.profiles import PARAMETERS
+from miractl.parameters import PARAMETERS
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.tokenizer import quiet_transformers
 

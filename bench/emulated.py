@@ -44,8 +44,8 @@ from typing import Any
 import torch
 from write_benchmarks import save_table
 
+from miractl.parameters import PARAMETERS
 from miractl.probe.spread import Spread
-from miractl.profiles import PARAMETERS
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.speed import _stepper
 from miractl.runtime.tokenizer import quiet_transformers

@@ -110,7 +110,7 @@ def beside(folder: Path) -> list[dict[str, Any]]:
 
 def load(folder: Path, dtype: str, prefetch: bool, memory: str, host: str | None = None) -> Any:
     """An engine on the GPU."""
-    from miractl.profiles import PARAMETERS
+    from miractl.parameters import PARAMETERS
     from miractl.runtime.engine import Engine, EngineOptions
 
     values = {name: parameter.default for name, parameter in PARAMETERS.items()}

@@ -11,7 +11,8 @@ from typing import Any
 
 from miractl import paths
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS, RUNTIME, Parameter, Profile, known_entry
+from miractl.parameters import PARAMETERS, RUNTIME, Parameter
+from miractl.profiles import Profile, known_entry
 from miractl.suggest import nearest
 from miractl.yamlfile import Entry, read_mapping
 

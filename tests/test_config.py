@@ -18,7 +18,8 @@ from miractl.config import (
     resolve_settings,
 )
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS, RUNTIME, Profile
+from miractl.parameters import PARAMETERS, RUNTIME
+from miractl.profiles import Profile
 
 PROFILE = Profile("mine", "", {"cache_threshold": 0.1})
 

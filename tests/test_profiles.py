@@ -9,7 +9,8 @@ from click.testing import Result
 
 from miractl import paths
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS, Parameter, list_profiles, load_profile
+from miractl.parameters import PARAMETERS, Parameter
+from miractl.profiles import list_profiles, load_profile
 
 ARTICLE = {
     "a10": (0.25, 300, 96, 0.93, 3),

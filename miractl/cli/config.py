@@ -13,7 +13,8 @@ from miractl.cli.options import (
 )
 from miractl.config import SETTINGS, given, resolve_parameters, resolve_runtime, resolve_settings
 from miractl.output import Output, table
-from miractl.profiles import PARAMETERS, RUNTIME, load_profile
+from miractl.parameters import PARAMETERS, RUNTIME
+from miractl.profiles import load_profile
 
 
 @click.group()

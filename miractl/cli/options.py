@@ -14,7 +14,8 @@ from click.shell_completion import CompletionItem
 from miractl import units
 from miractl.config import SETTINGS, resolve_settings
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS, RUNTIME, Parameter, list_profiles
+from miractl.parameters import PARAMETERS, RUNTIME, Parameter
+from miractl.profiles import list_profiles
 from miractl.suggest import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])

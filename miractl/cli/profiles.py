@@ -7,10 +7,8 @@ import click
 from miractl.cli.options import complete_profile, json_option
 from miractl.errors import ExitCode, UsageError
 from miractl.output import Output, table
+from miractl.parameters import PARAMETERS, RUNTIME, SECTIONS
 from miractl.profiles import (
-    PARAMETERS,
-    RUNTIME,
-    SECTIONS,
     Hardware,
     Profile,
     list_profiles,

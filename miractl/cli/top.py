@@ -83,7 +83,7 @@ def command(
     if once and loop:
         raise UsageError("--once and --loop exclude each other", hint="--loop 1 is --once")
     unicode = not ascii_only and use_unicode(sys.stdout)
-    snapshots = [] if replay is None else read_logbook(Path(replay))
+    snapshots = [] if replay is None else read_logbook(Path(replay), Output().warn)
     on_screen = not (once or as_json or loop)
     if on_screen and not _has_terminal():
         raise UsageError("needs a terminal, use --once or --json", hint="miractl top --once")

@@ -1,9 +1,9 @@
 """Check of page-locked memory: what the staging ring takes of it, and what can be had."""
 
 from miractl.doctor.check import Check, Finding, Remedy, Status, Subject, ok, skip, unknown
+from miractl.parameters import PARAMETERS
 from miractl.probe.devices import Load
 from miractl.probe.facts import Host
-from miractl.profiles import PARAMETERS
 from miractl.units import MIB, format_bytes
 
 RING = "dma_buffer_size_mb"

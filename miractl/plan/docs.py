@@ -1,5 +1,6 @@
 """docs/planning.md, generated: `python -m miractl.plan.docs > docs/planning.md`."""
 
+from miractl.parameters import PARAMETERS
 from miractl.plan.cache import SEEN, token_cycle
 from miractl.plan.catalog import CONFIGS, published
 from miractl.plan.kv import pages
@@ -7,7 +8,7 @@ from miractl.plan.machine import Given, PlanMachine, machine_for
 from miractl.plan.planner import Plan, plan_for
 from miractl.plan.report import plan_lines, verdict
 from miractl.plan.request import MB, PlanRequest
-from miractl.profiles import PARAMETERS, load_profile
+from miractl.profiles import load_profile
 from miractl.units import format_bytes, format_seconds
 
 # Profile: bytes per second that the card reads its memory with, from public data sheets.

@@ -7,7 +7,7 @@ from typing import Any
 from miractl.checkpoint.record import Record, why_decoded
 from miractl.config import Setting
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS
+from miractl.parameters import PARAMETERS
 from miractl.units import MIB
 
 CONTEXT = 8192  # tokens, unless the model ends earlier

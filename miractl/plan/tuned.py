@@ -8,9 +8,10 @@ import yaml
 
 from miractl.config import Setting
 from miractl.outfile import write_whole
+from miractl.parameters import PARAMETERS, SECTIONS
 from miractl.plan.tuning import Candidate, Shape
 from miractl.probe.devices import Gpu
-from miractl.profiles import PARAMETERS, SECTIONS, Hardware, Profile
+from miractl.profiles import Hardware, Profile
 from miractl.units import MIB
 
 COLUMN = 32  # of the comments

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from miractl.native.deciding import Known
 from miractl.native.places import SlotPool
 from miractl.native.residency import Pairs, Role, State, Status
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import NOWHERE, Addresses, Routed
 from miractl.policy.staged import StagedResidency

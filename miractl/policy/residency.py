@@ -22,8 +22,7 @@ A change of role moves no bytes. A policy by which newcomers compete with everyb
 somebody is worth less whom the step needs: he gives up his place and keeps his slot, in transit.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +32,11 @@ from miractl.native.places import Places, SlotPool
 from miractl.native.replay import Admission
 from miractl.native.residency import Role
 from miractl.policy.allocation import Allocation
-from miractl.policy.eviction import HOT, Brain
+from miractl.policy.brain import Brain
+from miractl.policy.eviction import HOT
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed
+from miractl.policy.standing import Standing
 
 
 class Place(NamedTuple):
@@ -70,19 +71,11 @@ class Residency:
         self._residents: dict[ExpertKey, int] = {}  # and their slots, as in the other two
         self._staged: dict[ExpertKey, int] = {}  # the oldest first
         self._transit: dict[ExpertKey, int] = {}
-        layers, experts = policy.worth.shape
-        self._keys = [[ExpertKey(layer, e) for e in range(experts)] for layer in range(layers)]
-        self._layers = [np.array(own, int) for own in self.places.members]  # of each set
+        self._standing = Standing(policy.worth, self.places.members)
         ways = [ways for pool in pools for ways in pool.ways]
-        self._shares = Allocation(ways, [experts * len(own) for own in self._layers])
+        experts = policy.worth.shape[1]
+        self._shares = Allocation(ways, [experts * len(own) for own in self.places.members])
         self._held = [0] * len(ways)  # places of each set that residents and staged have
-        self._resident = np.zeros(policy.worth.shape, bool)
-        # Worth of the residents, infinite for others; and the least of each layer with whose it is:
-        # where somebody has to go, only these are looked at.
-        self._standing = np.full(policy.worth.shape, np.inf)
-        self._rows = list(self._standing)
-        self._least = np.full(layers, np.inf)
-        self._loser = [0] * layers
 
     def __len__(self) -> int:
         return len(self._residents) + len(self._staged) + len(self._transit)
@@ -110,7 +103,7 @@ class Residency:
 
     def keys(self, layer: int, experts: Iterable[int]) -> list[ExpertKey]:
         """Names of experts of a layer, made once: a step needs many of them."""
-        names = self._keys[layer]
+        names = self._standing.keys[layer]
         return [names[expert] for expert in experts]
 
     def residents(self, keys: Iterable[ExpertKey]) -> dict[ExpertKey, int]:
@@ -124,7 +117,7 @@ class Residency:
 
     def present(self, layer: int) -> npt.NDArray[np.uint8]:
         """1 for the experts of a layer that have a slot in any role, [experts]."""
-        flags: npt.NDArray[np.uint8] = self._resident[layer].astype(np.uint8)
+        flags: npt.NDArray[np.uint8] = self._standing.resident[layer].astype(np.uint8)
         for key in (*self._staged, *self._transit):
             if key.layer == layer:
                 flags[key.expert] = 1
@@ -141,14 +134,8 @@ class Residency:
         """
         if self.policy.shifts:
             self._share(step)
-        if self.policy.record(step, now):
-            np.copyto(self._standing, self.policy.worth, where=self._resident)
-            for layer in range(len(self._rows)):
-                self._rank(layer)
-        else:
-            layer = step.layer
-            np.copyto(self._rows[layer], self.policy.worth[layer], where=self._resident[layer])
-            self._rank(layer)
+        changed = self.policy.record(step, now)
+        self._standing.renew(None if changed else step.layer)
 
     def _share(self, step: Routed) -> None:
         """Learn what other ways would have done; as a step begins, move them if it pays."""
@@ -165,15 +152,15 @@ class Residency:
                 if giver is not None and self._held[giver] > shares.ways[giver]:
                     self.shrink(giver)
         index = places.set[step.layer]
-        layers = self._layers[index]
+        layers = self._standing.layers[index]
         row = places.members[index].index(step.layer)
         for expert in np.unique(step.ids).tolist():
-            worth, resident = self.policy.worth[layers], self._resident[layers]
+            worth, resident = self.policy.worth[layers], self._standing.resident[layers]
             shares.count(index, self._held[index], worth, resident, row, expert)
 
     def shrink(self, index: int) -> ExpertKey:
         """The least worthy of a set that has lost a way goes. Between steps: nobody is in use."""
-        _, victim = self._least_of(index, self.places.members[index][0])
+        _, victim = self._standing.least_of(index, self.places.members[index][0])
         self.release(victim)
         return victim
 
@@ -201,8 +188,8 @@ class Residency:
             return None
         if not self.is_full(key.layer):
             return self._place(key, Role.STAGED)
-        with self._kept(needed):
-            worth, victim = self._least_of(self.places.set[key.layer], key.layer)
+        with self._standing.kept(needed):
+            worth, victim = self._standing.least_of(self.places.set[key.layer], key.layer)
         if worth == np.inf:
             return None
         self.release(victim)
@@ -235,45 +222,19 @@ class Residency:
         if not self.is_full(layer):
             return GRANTED
         if self.policy.admission is Admission.WORTHIER:
-            worth, victim = self._least_of(index, layer)
+            worth, victim = self._standing.least_of(index, layer)
         else:
-            with self._kept(needed):
-                worth, victim = self._least_of(index, layer)
+            with self._standing.kept(needed):
+                worth, victim = self._standing.least_of(index, layer)
         if worth == np.inf or not self._admits(self.policy.worth[key], worth):
             return REFUSED
         return _Room(True, victim)
-
-    def _least_of(self, index: int, layer: int) -> tuple[np.float64, ExpertKey]:
-        """The least worthy resident of a set, the first of equals; infinite if there is none."""
-        layers = self._layers[index]
-        if len(layers) > 1:
-            layer = int(layers[self._least[layers].argmin()])
-        return self._least[layer], self._keys[layer][self._loser[layer]]
-
-    @contextmanager
-    def _kept(self, needed: Collection[ExpertKey]) -> Iterator[None]:
-        """For a while these experts, all of one layer, cannot be given up."""
-        layer = next((key.layer for key in needed), 0)
-        row = self._rows[layer]
-        experts = [key.expert for key in needed]
-        before = row[experts]
-        row[experts] = np.inf
-        self._rank(layer)
-        yield
-        row[experts] = before
-        self._rank(layer)
 
     def _admits(self, newcomer: np.float64, victim: np.float64) -> bool:
         admission = self.policy.admission
         if admission is Admission.WORTHIER:
             return bool(newcomer >= victim)
         return admission is Admission.ALWAYS or bool(newcomer >= HOT or victim < HOT)
-
-    def _rank(self, layer: int) -> None:
-        """Find the least worthy resident of a layer."""
-        row = self._rows[layer]
-        loser = self._loser[layer] = int(row.argmin())
-        self._least[layer] = row[loser]
 
     def _evict(self, victim: ExpertKey | None, needed: Collection[ExpertKey]) -> None:
         """Take a resident's place; its slot too, unless the step needs it."""
@@ -290,28 +251,21 @@ class Residency:
         return Place(slot, role, evicted)
 
     def _enter(self, key: ExpertKey, slot: int, role: Role) -> None:
-        layer, expert = key
         self._of(role)[key] = slot
         if role is Role.TRANSIT:
-            self._spare[self.places.pool[layer]] -= 1
+            self._spare[self.places.pool[key.layer]] -= 1
             return
-        self._held[self.places.set[layer]] += 1
-        if role is Role.STAGED:
-            return
-        self._resident[key] = True
-        self._rows[layer][expert] = self.policy.worth[key]
-        self._rank(layer)
+        self._held[self.places.set[key.layer]] += 1
+        if role is Role.RESIDENT:
+            self._standing.enter(key)
 
     def _leave(self, key: ExpertKey) -> int:
         """An expert gives up its role; its slot."""
-        layer, expert = key
         if key in self._transit:
-            self._spare[self.places.pool[layer]] += 1
+            self._spare[self.places.pool[key.layer]] += 1
             return self._transit.pop(key)
-        self._held[self.places.set[layer]] -= 1
+        self._held[self.places.set[key.layer]] -= 1
         if key in self._staged:
             return self._staged.pop(key)
-        self._resident[key] = False
-        self._rows[layer][expert] = np.inf
-        self._rank(layer)
+        self._standing.leave(key)
         return self._residents.pop(key)

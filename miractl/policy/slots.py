@@ -16,7 +16,7 @@ from miractl.native.library import available
 from miractl.native.places import SlotPool
 from miractl.native.residency import BetCounts, Pairs, ResidencyTable, Role
 from miractl.native.residency_layout import Progress
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.plain_slots import PlainSlots
 from miractl.policy.routing import NOWHERE, Addresses, Routed

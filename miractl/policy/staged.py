@@ -13,7 +13,7 @@ import numpy.typing as npt
 from miractl.native.places import SlotPool
 from miractl.native.residency import BetCounts, State
 from miractl.native.residency_layout import Progress
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.keys import ExpertKey
 from miractl.policy.residency import Residency
 from miractl.policy.routing import Ids
@@ -132,7 +132,7 @@ class StagedResidency(Residency):
         `compute`: seconds of an expert; those that are there are computed while others come.
         `chunks`: of a transfer, which others that want the link need not wait for to its end.
         """
-        there = self._resident[layer]
+        there = self._standing.resident[layer]
         known = np.unique(ids[(ids >= 0) & (ids < len(there))])
         missing = int(np.count_nonzero(~there[known]))
         beside = (missing - 1) * min(compute, transfer)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from miractl.errors import MiractlError, UsageError
 from miractl.native import available
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.guessing import LEARNED, make_predictor
 from miractl.policy.heat import heat_for
 from miractl.policy.memory import Identity, read_memory, writable, write_memory

@@ -1,7 +1,7 @@
 """The token embedding left in its file: a token needs one row, and the table has an expert's place.
 
 Rows are read through the page cache, which keeps those that come often as long as nobody needs the
-memory. A file that was cut or written to fails the request, as it does for experts.
+memory. A row that cannot be read fails the requests whose tokens need it, as an expert does.
 """
 
 from functools import partial
@@ -11,7 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from miractl.checkpoint.encoding import PLAIN, StoredTensor
+from miractl.errors import MiractlError
 from miractl.runtime.files import CheckpointFiles, TableRows
+from miractl.runtime.losses import Losses
 
 
 class StoredEmbedding(torch.nn.Module):
@@ -24,6 +26,7 @@ class StoredEmbedding(torch.nn.Module):
         # Not a submodule: its weight stands for numbers that are not in memory.
         self._look_up = partial(torch.func.functional_call, module)
         self._rows = rows
+        self.losses = Losses()  # where tokens go whose rows cannot be read
         self._numbers: torch.Tensor = module.weight.detach()
         self._dtype, self._is_plain = self._numbers.dtype, _is_plain(module)
 
@@ -33,18 +36,34 @@ class StoredEmbedding(torch.nn.Module):
         return self._numbers
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of ids [...]: [..., H]. Raises IndexError for an id beyond the table, MiractlError."""
+        """Of ids [...]: [..., H]. Raises IndexError for an id beyond the table.
+
+        Raises MiractlError for a row that cannot be read, unless losses are taken.
+        """
         numbers = ids.reshape(-1).tolist()
         unique = numbers if len(numbers) == 1 else sorted(set(numbers))
         if unique and not 0 <= unique[0] <= unique[-1] < len(self._rows):
             raise IndexError(f"tokens {unique[0]} to {unique[-1]} of {len(self._rows)}")
-        weight = self._rows[unique].to(self._dtype)
+        try:
+            weight = self._rows[unique].to(self._dtype)
+        except MiractlError:
+            weight = self._readable(unique, numbers)
         if self._is_plain and len(numbers) == 1:
             return weight.view(*ids.shape, -1)
         place = dict(zip(unique, range(len(unique)), strict=True))
         places = torch.tensor([place[number] for number in numbers], dtype=torch.int64)
         found: torch.Tensor = self._look_up({"weight": weight}, (places.view(ids.shape),))
         return found
+
+    def _readable(self, unique: list[int], numbers: list[int]) -> torch.Tensor:
+        """Rows [len(unique), H], zeros for those that are lost, and with them tokens of the ids."""
+        weight = torch.zeros(len(unique), self._numbers.shape[1], dtype=self._dtype)
+        for place, own in enumerate(unique):
+            try:
+                weight[place] = self._rows[[own]][0]
+            except MiractlError as error:
+                self.losses.add((row for row, id in enumerate(numbers) if id == own), error)
+        return weight
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from miractl.runtime.cache import ExpertCache
 from miractl.runtime.compute import SlotLayout, compute_for, slot_layout
 from miractl.runtime.dense import DenseBlocks, DenseLinear, dense_shapes
 from miractl.runtime.device import pick_device, pick_dtype, pick_threads
+from miractl.runtime.embedding import StoredEmbedding
 from miractl.runtime.emulated import rest
 from miractl.runtime.heap import give_back
 from miractl.runtime.hollow import attach
@@ -139,6 +140,9 @@ class Engine:
         if self.recording is not None:
             self.recording.begin(self.cache, served_by(self))
         self.losses = Losses()
+        embedding: Any = model.get_input_embeddings()
+        if isinstance(embedding, StoredEmbedding):
+            embedding.losses = self.losses
         runs = LayerRuns(
             *(self.cache, self.compute, sequences, self.stopwatch, self.recording, self.losses)
         )

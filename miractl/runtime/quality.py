@@ -14,7 +14,7 @@ from miractl.policy.keys import ExpertKey
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.outline import read_outline
-from miractl.runtime.packing import describe_source
+from miractl.runtime.pack_job import describe_source
 from miractl.runtime.tokenizer import load_tokenizer
 from miractl.units import counted
 

@@ -10,7 +10,7 @@ from miractl import units
 from miractl.errors import MiractlError, UsageError
 from miractl.native.library import available
 from miractl.native.replay import Routing
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.guessing import MODES, make_predictor
 from miractl.policy.heat import heat_for
 from miractl.policy.registry import ONLINE, make_policy

@@ -2,10 +2,12 @@
 
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,3 +54,10 @@ def one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """The file is the old one or the new one, never half."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(new, path)

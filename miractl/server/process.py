@@ -12,6 +12,7 @@ import errno
 import functools
 import logging
 import math
+import os
 import socket
 import threading
 import time
@@ -35,6 +36,8 @@ ABORT_SECONDS = 0.3  # for the last words to the open requests
 REPEAT_SECONDS = 10.0  # between two lines about connections that the system refuses
 CLOSE_SECONDS = 3.0  # for the engine and its threads
 WRITE_SECONDS = 30.0  # for an engine that writes what it has recorded and learned
+CLOSED = "Invalid file descriptor: -1"  # what selectors says of a closed socket
+SPARE_HANDLES = 16  # the event loop takes three, the model's files and clients the rest
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -56,6 +59,19 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.close()
         raise _bind_error(config, error) from error
     return listener
+
+
+def require_handles() -> None:
+    """Raise MiractlError if few more files can be opened: asyncio would say so with a traceback."""
+    try:
+        with contextlib.ExitStack() as spare:
+            for _ in range(SPARE_HANDLES):
+                spare.enter_context(open(os.devnull))
+    except OSError as error:
+        raise MiractlError(
+            f"a server needs {SPARE_HANDLES} more file handles: {error.strerror}",
+            hint="ulimit -n 1024",
+        ) from error
 
 
 def _bind_error(config: ServerConfig, error: OSError) -> MiractlError:
@@ -97,7 +113,8 @@ class Process:
         self._server = _Uvicorn(self.app)
 
     def run(self, listener: socket.socket) -> int:
-        """Serve until stopped; returns the exit code. Raises what loading raised."""
+        """Serve until stopped; returns the exit code. Raises what loading raised, MiractlError."""
+        require_handles()
         self._signals.stop = self.stop
         with self._signals.installed():
             asyncio.run(self._serve(listener))
@@ -123,6 +140,7 @@ class Process:
             for task in (starting, draining):
                 task.cancel()
             await asyncio.gather(starting, draining, return_exceptions=True)
+            loaded.cancel()
             await self._close()
 
     async def _close(self) -> None:
@@ -144,8 +162,7 @@ class Process:
             settle = functools.partial(loaded.set_result, self._load())
         except BaseException as error:  # handed to the main thread, which ends the process
             settle = functools.partial(loaded.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle)
+        _settle(loop, loaded, settle)
 
     async def _start(self, loaded: asyncio.Future[EngineLike]) -> None:
         try:
@@ -180,6 +197,8 @@ class LoopErrors:
     """What the event loop reports: a server out of handles hears of it thousands of times a second.
 
     Errors of the system are one line, at most once in `REPEAT_SECONDS`; others as asyncio has them.
+    A second after it had no handle asyncio listens again, also to a socket that is closed by then:
+    that is no error.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -188,6 +207,8 @@ class LoopErrors:
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception handler."""
         error = context.get("exception")
+        if isinstance(error, ValueError) and str(error) == CLOSED:
+            return
         if not isinstance(error, OSError):
             loop.default_exception_handler(context)
         elif (now := self._clock()) - self._last >= REPEAT_SECONDS:
@@ -231,8 +252,20 @@ async def _in_daemon(work: Callable[[], Any]) -> None:
         try:
             work()
         finally:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(done.set_result, None)
+            _settle(loop, done, functools.partial(done.set_result, None))
 
     threading.Thread(target=run, daemon=True).start()
     await done
+
+
+def _settle(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], settle: Callable[[], None]
+) -> None:
+    """From another thread: call `settle`, unless nobody waits for the future any more."""
+
+    def unless_done() -> None:
+        if not future.done():
+            settle()
+
+    with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        loop.call_soon_threadsafe(unless_done)

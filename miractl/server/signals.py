@@ -29,6 +29,7 @@ class StopSignals:
         self.stop: Callable[[], None] | None = None
         self._stop_seconds = stop_seconds
         self._timer: threading.Timer | None = None
+        self._nowhere: int | None = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -36,6 +37,9 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        if self._nowhere is None:
+            # Now, for a server that is told to stop may have no file handle left.
+            self._nowhere = os.open(os.devnull, os.O_WRONLY)
         before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         try:
             yield
@@ -70,7 +74,7 @@ class StopSignals:
         self._timer.start()
         # It writes where all threads are, which only helps with --debug.
         debug = bool(os.environ.get("MIRACTL_DEBUG"))
-        target = 2 if debug else os.open(os.devnull, os.O_WRONLY)
+        target = 2 if debug or self._nowhere is None else self._nowhere
         faulthandler.dump_traceback_later(seconds - VERY_LAST_RESORT, exit=True, file=target)
 
 

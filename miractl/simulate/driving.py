@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from miractl.errors import UsageError
 from miractl.native.replay import Routing
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.heat import HeatTable
 from miractl.policy.registry import make_policy, ways_for
 from miractl.policy.routing import Routed, Segment

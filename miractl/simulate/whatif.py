@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from miractl.checkpoint.geometry import Geometry
 from miractl.errors import UsageError
 from miractl.native.replay import Routing
+from miractl.parameters import PARAMETERS
 from miractl.plan.catalog import CONFIGS, published
 from miractl.plan.docs import CARDS
 from miractl.plan.machine import PlanMachine, machine_for
 from miractl.plan.planner import Plan, plan_for
 from miractl.plan.request import MB, PlanRequest
-from miractl.profiles import PARAMETERS, Profile
+from miractl.profiles import Profile
 from miractl.simulate.linked import Setting
 from miractl.telemetry.trace import Trace
 from miractl.units import format_bytes, format_rate, format_seconds

@@ -57,10 +57,13 @@ class Client:
         self.url = parse_url(url)
         self._timeout = timeout
         # A proxy of the environment must not stand between a user and the machine they sit at.
-        proxies: dict[str, str] | None = (
-            {} if _is_loopback(urlsplit(self.url).hostname or "") else None
-        )
+        proxies: dict[str, str] | None = {} if self.is_local else None
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the address is this machine's own."""
+        return _is_loopback(urlsplit(self.url).hostname or "")
 
     def status(self) -> Snapshot:
         """What the server says of itself now."""

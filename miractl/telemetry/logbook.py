@@ -1,6 +1,7 @@
 """A file of status snapshots, one JSON object a line, in the order in which a server gave them."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -41,23 +42,24 @@ class Logbook:
                 self._file.close()
 
 
-def read_logbook(path: Path) -> list[Snapshot]:
+def read_logbook(path: Path, warn: Callable[[str], None]) -> list[Snapshot]:
     """All snapshots of a file, at least one.
 
-    A last line that was cut is left out, as a full disk or a kill leaves one. Raises UsageError for
-    a file that is no recording.
+    A last line that was cut is left out with a warning, as a full disk or a kill leaves one. Raises
+    UsageError for a file that is no recording.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text"
         raise UsageError(f"recording {path}: {reason}", hint=HINT) from None
-    found = []
+    found: list[Snapshot] = []
     for number, line in enumerate(lines, 1):
         try:
             found.append(Snapshot.from_json(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError):
-            if number == len(lines) and not line.endswith("\n"):
+            if found and number == len(lines) and not line.endswith("\n"):
+                warn(f"recording {path}: line {number}, the last, was cut and is left out")
                 break
             raise UsageError(
                 f"recording {path}: line {number} is no status of a server", hint=HINT

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from miractl.profiles import PARAMETERS
+from miractl.parameters import PARAMETERS
 
 # Of the profile's parameters those that decisions go by.
 NUMBERS = (

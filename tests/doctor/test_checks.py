@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from finding import BY_ID, find
 from machine_parts import CPU, CPU_TORCH, SOFTWARE, card, driver, link, machine
 from machines import A10, MACHINES
 
@@ -14,23 +15,15 @@ from miractl.doctor.registry import CHECKS, choose
 from miractl.doctor.report import Report, docs_anchor
 from miractl.errors import UsageError
 from miractl.probe.devices import PciCard, PciPort
-from miractl.probe.facts import HardwareSnapshot
 from miractl.probe.server import ServerAnswer
 from miractl.profiles import list_profiles, load_profile
 
 DOCS = Path(__file__).parents[2] / "docs"
-BY_ID = {check.id: check for check in CHECKS}
 ALLOWED = {
     "info": {Status.OK, Status.SKIP, Status.UNKNOWN},
     "warning": {Status.OK, Status.SKIP, Status.UNKNOWN, Status.WARN},
     "failure": set(Status) - {Status.CRASH},
 }
-
-
-def find(id_: str, examined: HardwareSnapshot, **more: object) -> Finding:
-    subject = Subject(examined, **more)  # type: ignore[arg-type]
-    (result,) = examine(subject, [BY_ID[id_]], CHECKS)
-    return result.finding
 
 
 def made(run: object, id_: str = "x.one", needs: tuple[str, ...] = ()) -> Check:

@@ -9,25 +9,17 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from finding import find
 from machine_parts import GIB, HOST, MIB, SOFTWARE, driver, machine
 from machines import A10, FOLDER, MACHINES
 
-from miractl.doctor.check import Finding, Subject, examine
 from miractl.doctor.checkpoint import Checkpoint, CheckpointFault
-from miractl.doctor.registry import CHECKS
 from miractl.probe.configuration import Configuration
 from miractl.probe.devices import RowRemap
-from miractl.probe.facts import HardwareSnapshot, MemoryGroup
+from miractl.probe.facts import MemoryGroup
 from miractl.probe.port import PortAnswer
 
 Run = Callable[..., Result]
-BY_ID = {check.id: check for check in CHECKS}
-
-
-def find(id_: str, examined: HardwareSnapshot, **more: object) -> Finding:
-    subject = Subject(examined, **more)  # type: ignore[arg-type]
-    (result,) = examine(subject, [BY_ID[id_]], CHECKS)
-    return result.finding
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from finding import find
 from machine_parts import GIB, HOST, MIB, SOFTWARE, STORAGE, card, driver, link, load, machine
 from machines import A10, FOLDER, MACHINES
 
-from miractl.doctor.check import Finding, Subject, examine
 from miractl.doctor.pinned import rounded
-from miractl.doctor.registry import CHECKS
 from miractl.probe import snapshot
 from miractl.probe.devices import Load, PciCard, PciPort, PinTrial
 from miractl.probe.facts import DiskRate, HardwareSnapshot, MemoryGroup, ProbeProblem
@@ -21,13 +20,6 @@ from miractl.probe.machine import Machine
 from miractl.profiles import load_profile
 
 Run = Callable[..., Result]
-BY_ID = {check.id: check for check in CHECKS}
-
-
-def find(id_: str, examined: HardwareSnapshot, **more: object) -> Finding:
-    subject = Subject(examined, **more)  # type: ignore[arg-type]
-    (result,) = examine(subject, [BY_ID[id_]], CHECKS)
-    return result.finding
 
 
 def loaded(now: int, width: int, rate: float, slot: int = 16, **more: Any) -> HardwareSnapshot:

@@ -17,7 +17,7 @@ from click.testing import Result
 
 from miractl.checkpoint.packed import DIGESTS, RECORDS, hash_file
 from miractl.errors import MiractlError
-from miractl.runtime import packing, record_file
+from miractl.runtime import pack_job, packing, record_file, workplace
 from miractl.runtime.engine import Engine
 from miractl.runtime.packing import pack
 from miractl.units import format_bytes
@@ -70,7 +70,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int, death: BaseException) -> 
 
             return call
 
-    for module in (packing, record_file):
+    for module in (packing, pack_job, record_file, workplace):
         monkeypatch.setattr(module, "os", System())
     return lambda: calls
 
@@ -217,7 +217,7 @@ def test_a_small_file_system(tmp_path: Path, source: Path) -> None:
                 pack(source, disk / "packed", kind)
             assert str(caught.value.hint).endswith(advice)
         with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(packing, "_check_space", lambda job: None)
+            monkeypatch.setattr(packing, "check_space", lambda job: None)
             with pytest.raises(MiractlError, match="no space left for"):
                 pack(source, disk / "packed", "int4")
         assert not (disk / "packed").exists()

@@ -1,6 +1,5 @@
 """Packed folders are models like any other, and as-is packs give the very same numbers."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,7 +16,6 @@ from miractl.errors import MiractlError
 from miractl.native import reference
 from miractl.policy.keys import ExpertKey
 from miractl.runtime import packed
-from miractl.runtime.engine import Engine
 from miractl.runtime.files import CheckpointFiles
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.outline import read_outline
@@ -26,21 +24,10 @@ from miractl.runtime.quality import expert_errors
 from miractl.runtime.ticket import carry_out
 from miractl.runtime.verify import verify
 from tests.runtime.families import FAMILIES, make_family
-from tests.runtime.models import make_model, options
+from tests.runtime.models import logits, make_model, options
 from tests.runtime.test_formats import rewrite, tensors_of, to_fp8
 
-PROMPT = torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30]])
 QUANTIZABLE = {"moe_intermediate_size": 64}
-
-
-def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
-    engine = Engine.load(dataclasses.replace(options(folder, "50%"), dtype=dtype))
-    try:
-        with torch.no_grad():
-            result: torch.Tensor = engine.model(PROMPT).logits
-    finally:
-        engine.close()
-    return result
 
 
 @pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss", "Mixtral"])

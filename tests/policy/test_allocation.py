@@ -9,7 +9,8 @@ from miractl.native.places import SlotPool
 from miractl.native.replay import Admission, Cache, Kind, Routing, Rule, replay
 from miractl.native.residency import Role
 from miractl.policy.allocation import EVERY, KEPT, Allocation
-from miractl.policy.eviction import Brain, LeastOftenUsed, LeastRecentlyUsed
+from miractl.policy.brain import Brain
+from miractl.policy.eviction import LeastOftenUsed, LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.plain_slots import PlainSlots

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from miractl.native.residency import Status
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.heat import HeatTable
 from miractl.policy.registry import make_policy, ways_for
 from miractl.policy.routing import OneToken, Routed, Segment

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from miractl.policy.eviction import Brain, CompiledHeat, HeatEviction
+from miractl.policy.brain import Brain
+from miractl.policy.eviction import CompiledHeat, HeatEviction
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed, Segment

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from miractl.native.places import SlotPool
 from miractl.native.replay import Admission
+from miractl.policy.brain import Brain
 from miractl.policy.eviction import (
     Anybody,
-    Brain,
     EvictionPolicy,
     HeatEviction,
     LeastOftenUsed,
@@ -156,7 +156,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         for layer in range(LAYERS):
             own = [k for k in members[Role.RESIDENT] if k.layer == layer]
             worth = [float(table.policy.worth[key]) for key in own]
-            assert table._least[layer] == min(worth, default=np.inf)
+            assert table._standing._least[layer] == min(worth, default=np.inf)
         start = 0
         for pool, free in zip(table.pools, table.free, strict=True):
             mine = {role: [k for k in members[role] if k.layer in pool.layers] for role in Role}

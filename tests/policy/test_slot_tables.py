@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from miractl.native.places import SlotPool
 from miractl.native.residency import Role, State, Status
-from miractl.policy.eviction import Brain
+from miractl.policy.brain import Brain
 from miractl.policy.plain_slots import PlainSlots
 from miractl.policy.slots import CompiledSlots, SlotTable, one_pool
 from tests.policy.test_residency import EXPERTS, LAYERS, POLICIES, pools, routed

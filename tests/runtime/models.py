@@ -1,5 +1,6 @@
 """Tiny random models of several families, made by the tests, in the layouts that hubs publish."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from miractl.profiles import PARAMETERS
+from miractl.parameters import PARAMETERS
 from miractl.runtime.engine import Engine, EngineOptions
 
+PROMPT = torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30]])
 BASE = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -93,6 +95,17 @@ def load(folder: Path, slots: int, **parameters: Any) -> Engine:
     outline = read_outline(folder, parameters.get("expert_layer_path"))
     each = expert_nbytes(outline.shapes, torch.float32)
     return Engine.load(options(folder, f"{slots * each}B", **parameters))
+
+
+def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
+    """What an engine makes of PROMPT, with half of the experts in slots."""
+    engine = Engine.load(dataclasses.replace(options(folder, "50%"), dtype=dtype))
+    try:
+        with torch.no_grad():
+            result: torch.Tensor = engine.model(PROMPT).logits
+    finally:
+        engine.close()
+    return result
 
 
 def rename_tensors(folder: Path, rename: dict[str, str | None]) -> None:

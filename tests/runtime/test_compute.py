@@ -32,15 +32,6 @@ PROMPT = torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30]])
 Run = Callable[..., Result]
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model as int4; one record is 8 KiB, one expert in float32 24 KiB."""
-    folder = tmp_path_factory.mktemp("models")
-    make_model(folder / "source", "Qwen3Moe", moe_intermediate_size=64)
-    pack(folder / "source", folder / "int4", "int4")
-    return folder / "int4"
-
-
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("miractl.checkpoint.record.why_not", lambda: "no C compiler")

@@ -1,6 +1,7 @@
 """The embedding in its file: its rows, when it may stay there, and a file that changes."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from miractl.errors import MiractlError
 from miractl.runtime.embedding import StoredEmbedding, stand_in
 from miractl.runtime.engine import Engine
+from miractl.runtime.files import TableRows
 from miractl.runtime.loading import Checkpoint
 from miractl.runtime.outline import read_outline
 from tests.runtime.models import make_model, options
@@ -31,6 +33,32 @@ def test_rows_are_those_of_the_table(
         assert own(asked).dtype == torch.float32
         with pytest.raises(IndexError, match=f"of {len(table)}"):
             own(torch.tensor([[1, len(table)]]))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("ids", [[[5, 3, 5, 0]], [[5]], [[0, 3]]])
+def test_tokens_whose_rows_cannot_be_read_are_lost_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: list[list[int]]
+) -> None:
+    model = make_model(tmp_path, "Qwen3Moe")
+    read = TableRows.__getitem__
+
+    def fail_one(rows: TableRows, numbers: Sequence[int]) -> torch.Tensor:
+        if 5 in numbers:
+            raise MiractlError("cannot read row 5")
+        return read(rows, numbers)
+
+    monkeypatch.setattr(TableRows, "__getitem__", fail_one)
+    engine = Engine.load(options(tmp_path, "100%"))
+    try:
+        own = engine.model.get_input_embeddings()
+        engine.losses.are_taken = True
+        asked = torch.tensor(ids)
+        whole = torch.nn.functional.embedding(asked, model.get_input_embeddings().weight)
+        assert torch.equal(own(asked), torch.where((asked == 5)[..., None], 0.0, whole))
+        lost = [row for row, number in enumerate(ids[0]) if number == 5]
+        assert engine.losses.take() == dict.fromkeys(lost, "cannot read row 5")
     finally:
         engine.close()
 

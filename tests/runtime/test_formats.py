@@ -12,10 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from miractl.errors import MiractlError
 from miractl.runtime.decode import MXFP4_VALUES
-from miractl.runtime.engine import Engine
-from tests.runtime.models import make_model, options
+from tests.runtime.models import PROMPT, logits, make_model
 
-PROMPT = torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30]])
 BLOCK = 20  # divides neither 24 nor 32: the last block is ragged in both directions
 
 
@@ -46,16 +44,6 @@ def to_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
             codes[at] = (weight[at] / scales[r, c]).to(torch.float8_e4m3fn)
             numbers[at] = codes[at].float() * scales[r, c]
     return codes, scales, numbers
-
-
-def logits(folder: Path) -> torch.Tensor:
-    engine = Engine.load(options(folder, "100%"))
-    try:
-        with torch.no_grad():
-            result: torch.Tensor = engine.model(PROMPT).logits
-    finally:
-        engine.close()
-    return result
 
 
 def stock_logits(folder: Path) -> torch.Tensor:

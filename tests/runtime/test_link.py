@@ -18,10 +18,9 @@ from miractl.policy.routing import Routed, Segment
 from miractl.runtime.emulated import EmulatedLink
 from miractl.runtime.engine import Engine, EngineOptions
 from miractl.runtime.host_tier import HostTier, refuse_too_large
-from miractl.runtime.packing import pack
 from miractl.runtime.ticket import BACKGROUND
 from miractl.telemetry.snapshot import Snapshot
-from tests.runtime.models import make_model, options
+from tests.runtime.models import options
 
 RECORD = 8192
 PROMPTS = [torch.tensor([[5, 17, 80, 3, 44, 9, 61, 30]]), torch.tensor([[9]]), torch.tensor([[4]])]
@@ -41,15 +40,6 @@ class Time:
     def sleep(self, seconds: float) -> None:
         assert seconds > 0
         self.now += seconds
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers of eight experts as int4; one record is 8 KiB."""
-    folder = tmp_path_factory.mktemp("models")
-    make_model(folder / "source", "Qwen3Moe", moe_intermediate_size=64)
-    pack(folder / "source", folder / "int4", "int4")
-    return folder / "int4"
 
 
 def linked(folder: Path, **changes: object) -> EngineOptions:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from miractl.native.residency import Role, State
-from miractl.policy.eviction import Brain, LeastRecentlyUsed
+from miractl.policy.brain import Brain
+from miractl.policy.eviction import LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.keys import ExpertKey
 from miractl.policy.routing import Routed, Segment

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from miractl.native.residency import Role
-from miractl.policy.eviction import Brain, LeastRecentlyUsed
+from miractl.policy.brain import Brain
+from miractl.policy.eviction import LeastRecentlyUsed
 from miractl.policy.foresight import Foresight
 from miractl.policy.heat import HeatTable
 from miractl.policy.markov import MarkovTable

@@ -1,5 +1,7 @@
 """One live server for all contract tests: real uvicorn, real batching, a tiny model."""
 
+import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,6 +65,19 @@ def serving(engine: TinyEngine, config: ServerConfig | None = None) -> Iterator[
         process.stop()
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+@pytest.fixture
+def no_handles() -> Iterator[Callable[[], None]]:
+    """From a call of it on, this process can open no more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def run_out() -> None:
+        with open(os.devnull) as next_free:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (next_free.fileno(), hard))
+
+    yield run_out
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from miractl.errors import MiractlError
 from miractl.plan.kv import PAGE
 from miractl.policy.keys import ExpertKey
 from miractl.runtime.engine import Engine
+from miractl.runtime.files import TableRows
 from miractl.runtime.movers import DiskMover
 from miractl.runtime.ticket import Course
 from miractl.server.service import decoder
@@ -23,6 +24,7 @@ from tests.server.tiny import tiny_tokenizer
 TEXT = "/v1/completions"
 TOKENIZER = tiny_tokenizer()
 SHORT, TOKENS = "a", 12
+ODD = "?"  # in no answer
 
 
 @pytest.fixture
@@ -106,5 +108,28 @@ def test_only_requests_that_need_what_cannot_be_read_fail(
                 assert "cannot read expert" in answer.json()["error"]["message"]
         broken.clear()  # what could not be brought is resident for nobody, nor anybody's prefix
         assert served.complete(long(number)) == expected(stock, long(number))
+    assert "a new one runs" not in caplog.text
+    assert served.engine.losses.take() == {}
+
+
+def test_only_requests_with_tokens_that_cannot_be_read_fail(
+    served: Running, stock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = TableRows.__getitem__
+    (unreadable,) = TOKENIZER(ODD)["input_ids"]
+
+    def fail_one(rows: TableRows, numbers: Sequence[int]) -> torch.Tensor:
+        if unreadable in numbers:
+            raise MiractlError(f"cannot read row {unreadable}")
+        return read(rows, numbers)
+
+    monkeypatch.setattr(TableRows, "__getitem__", fail_one)
+    prompts = (long(1) + ODD, SHORT) * 2
+    for prompt, answer in zip(prompts, ask(served, prompts), strict=True):
+        if prompt == SHORT:
+            assert answer.json()["choices"][0]["text"] == expected(stock, SHORT)
+        else:
+            assert answer.status_code == 500
+            assert "cannot read row" in answer.json()["error"]["message"]
     assert "a new one runs" not in caplog.text
     assert served.engine.losses.take() == {}

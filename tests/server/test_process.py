@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -220,9 +220,41 @@ def test_a_server_out_of_handles_says_so_in_a_line_and_not_a_thousand(
     now[0] += 11.0
     told(loop, full)
     assert caplog.messages == ["socket.accept() out of system resource: Full"] * 2
+    # asyncio's own, a second later, when the server has closed its socket meanwhile.
+    told(loop, {"message": "gone", "exception": ValueError("Invalid file descriptor: -1")})
+    assert len(caplog.records) == 2
     told(loop, {"message": "a bug", "exception": ValueError("of ours")})
     assert caplog.records[-1].name == "asyncio"
     loop.close()
+
+
+def test_a_server_with_too_few_handles_does_not_begin(no_handles: Callable[[], None]) -> None:
+    config = ServerConfig(port=0)
+    with bind(config) as listener:
+        process = Process(config, Gate().load, lambda line: None, lambda service: None)
+        no_handles()
+        with pytest.raises(MiractlError, match="more file handles: Too many open files") as caught:
+            process.run(listener)
+    assert caught.value.hint == "ulimit -n 1024"
+
+
+@pytest.mark.parametrize("error", [None, MiractlError("it does not load")])
+def test_a_model_that_comes_after_the_end_is_nobodys(
+    error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate(error)
+    _, process, thread, results = start(gate, ServerConfig(port=0))
+
+    def close() -> None:
+        gate.open.set()
+        loading = "_load_into"
+        wait_until(lambda: all(loading not in t.name for t in threading.enumerate()), "the loader")
+
+    process.service.close = close
+    process.stop()
+    thread.join(PATIENCE)
+    assert results == [0]
+    assert caplog.records == []
 
 
 def test_a_model_that_does_not_load_ends_the_server() -> None:

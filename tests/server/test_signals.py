@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -61,6 +61,17 @@ def test_the_first_signal_asks_and_the_second_ends(
             signal.raise_signal(signal.SIGTERM)
     assert [(name, end) for name, _, end in timers] == [("thread", code), ("faulthandler", 1)]
     assert timers[0][1] < timers[1][1] < 5.0
+
+
+def test_a_process_without_file_handles_stops(
+    timers: list[tuple[str, float, int]], no_handles: Callable[[], None]
+) -> None:
+    stop = StopSignals()
+    stop.stop = lambda: None
+    with stop.installed():
+        no_handles()
+        signal.raise_signal(signal.SIGTERM)
+    assert [name for name, _, _ in timers] == ["thread", "faulthandler"]
 
 
 def test_the_end_may_be_put_off(timers: list[tuple[str, float, int]]) -> None:

@@ -5,6 +5,15 @@ from hypothesis import strategies as st
 
 from miractl.native.replay import Routing
 
+SHAPES = {  # what `random_routing` takes
+    "seed": st.integers(0, 2**31),
+    "tokens": st.integers(1, 40),
+    "layers": st.integers(1, 6),
+    "experts": st.integers(2, 20),
+    "top": st.integers(1, 2),
+    "texts": st.integers(1, 4),
+}
+
 
 def random_routing(
     seed: int, tokens: int, layers: int, experts: int, top: int, texts: int = 1

@@ -9,7 +9,7 @@ from miractl.native.learner import Learner, LearnerState, discount_for
 from miractl.native.replay import Admission, Cache, Kind, Routing, Rule, replay
 from miractl.simulate import reference
 from miractl.simulate.learning import LearnedWorth, ReferenceLearner, logarithms, sigmoid
-from tests.simulate.conftest import random_routing
+from tests.simulate.conftest import SHAPES, random_routing
 
 pytestmark = pytest.mark.usefixtures("kernels")
 KNOWN = ("weights", "weight_sums", "bias", "table", "table_sums", "counts", "totals", "averages")
@@ -32,14 +32,7 @@ def state_for(routing: Routing, window: int = 6) -> LearnerState:
 
 
 @settings(deadline=None, max_examples=15)
-@given(
-    seed=st.integers(0, 2**31),
-    tokens=st.integers(1, 40),
-    layers=st.integers(1, 6),
-    experts=st.integers(2, 20),
-    top=st.integers(1, 2),
-    texts=st.integers(1, 4),
-)
+@given(**SHAPES)
 def test_c_and_numpy_learn_the_same_bits(
     seed: int, tokens: int, layers: int, experts: int, top: int, texts: int
 ) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from miractl.native.predictor import Predictor, PredictorState
 from miractl.native.replay import Routing
 from miractl.simulate.predicting import ReferencePredictor
-from tests.simulate.conftest import random_routing
+from tests.simulate.conftest import SHAPES, random_routing
 
 pytestmark = pytest.mark.usefixtures("kernels")
 KNOWN = ("weights", "weight_sums", "table", "table_sums", "counts", "totals", "averages")
@@ -37,15 +37,7 @@ def ranks_of(probabilities: np.ndarray, routing: Routing) -> np.ndarray:
 
 
 @settings(deadline=None, max_examples=15)
-@given(
-    seed=st.integers(0, 2**31),
-    tokens=st.integers(1, 40),
-    layers=st.integers(1, 6),
-    experts=st.integers(2, 20),
-    top=st.integers(1, 2),
-    texts=st.integers(1, 4),
-    ahead=st.integers(1, 3),
-)
+@given(**SHAPES, ahead=st.integers(1, 3))
 def test_c_and_numpy_predict_the_same_bits(
     seed: int, tokens: int, layers: int, experts: int, top: int, texts: int, ahead: int
 ) -> None:

@@ -9,7 +9,8 @@ from miractl.native.ahead import Ahead
 from miractl.native.bets import Bets, BetsState
 from miractl.native.places import SlotPool
 from miractl.native.residency import State, Status
-from miractl.policy.eviction import Brain, LeastRecentlyUsed
+from miractl.policy.brain import Brain
+from miractl.policy.eviction import LeastRecentlyUsed
 from miractl.policy.heat import HeatTable
 from miractl.policy.plain_slots import PlainSlots
 from miractl.policy.routing import Routed, Segment

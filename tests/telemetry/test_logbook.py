@@ -28,18 +28,31 @@ def recording(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(recording: Path) -> None:
-    assert read_logbook(recording) == COURSE
+    assert read_logbook(recording, pytest.fail) == COURSE
 
 
-def test_a_cut_last_line_is_left_out(recording: Path) -> None:
+@pytest.mark.parametrize("form", ["--json", "--loop=9"])
+def test_a_cut_last_line_is_left_out_and_said(recording: Path, miractl: Run, form: str) -> None:
+    whole = miractl("top", "--replay", str(recording), form)
     recording.write_bytes(recording.read_bytes()[:-20])
-    assert read_logbook(recording) == COURSE[:2]
+    result = miractl("top", "--replay", str(recording), form)
+    assert result.exit_code == 0
+    said = f"warning: recording {recording}: line 3, the last, was cut and is left out\n"
+    assert (whole.stderr, result.stderr) == ("", said)
+    assert result.stdout
+    assert whole.stdout.startswith(result.stdout)
+
+
+def test_a_line_that_is_whole_without_its_end_is_read(recording: Path) -> None:
+    recording.write_bytes(recording.read_bytes()[:-1])
+    assert read_logbook(recording, pytest.fail) == COURSE
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"", "no snapshot in it"),
+        (b'{"schema"', "line 1 is no status of a server"),
         (b"{}\n", "line 1 is no status of a server"),
         (b"[1]\n", "line 1 is no status of a server"),
         (b"\xff\xfe", "not a text"),
@@ -49,7 +62,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, reason: str) ->
     path = tmp_path / "x"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=reason):
-        read_logbook(path)
+        read_logbook(path, pytest.fail)
 
 
 def test_nothing_is_overwritten(recording: Path) -> None:
@@ -83,7 +96,7 @@ def test_record_and_replay(serve: Serve, miractl: Run, tmp_path: Path) -> None:
     result = miractl(*words)
     assert result.exit_code == 0
     assert f"recorded 2 snapshots in {path}" in result.stderr
-    assert read_logbook(path) == [BASE, BASE]
+    assert read_logbook(path, pytest.fail) == [BASE, BASE]
 
 
 def test_replay_prints_all_without_waiting(recording: Path, miractl: Run) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from miractl.errors import UsageError
-from miractl.profiles import PARAMETERS
+from miractl.parameters import PARAMETERS
 from miractl.telemetry.served import NUMBERS
 from miractl.telemetry.trace import read_trace
 
