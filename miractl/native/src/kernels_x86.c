@@ -197,18 +197,6 @@ VNNI INLINE void i4k_dots_vnni(const uint8_t *codes, const token *x, int at, con
     }
 }
 
-AVX2 static void quantize_token(const float *x, int columns, int group, int format, void *codes,
-                                float *scale, float *offset)
-{
-    quantize_token_body(x, columns, group, format, codes, scale, offset);
-}
-
-AVX2 static void activate(const mira_expert *e, float *gate, float *up, const float *gate_bias,
-                          const float *up_bias, int n)
-{
-    activate_body(e, gate, up, gate_bias, up_bias, n);
-}
-
 AVX2 static int quantize_panel(const mira_matrix *m, const float *w, uint8_t *codes,
                                uint8_t *scales, void *fits)
 {
