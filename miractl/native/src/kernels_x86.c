@@ -1,4 +1,4 @@
-/* AVX2, and AVX512-VNNI in vectors of 256 bits.
+/* AVX2, and AVX512-VNNI, in vectors of 256 bits but for int4 of one token.
  *
  * A panel of eight rows is one vector of eight sums. Every 32 bytes of codes hold four columns
  * (I8) or twice four (I4K) of the eight rows: codes and the token's four codes, repeated, are
