@@ -11,17 +11,20 @@ from transformers import PreTrainedModel
 
 from miractl.errors import MiractlError, UsageError
 from miractl.native import available
+from miractl.native.replay import Kind
 from miractl.policy.brain import Brain
 from miractl.policy.guessing import LEARNED, make_predictor
 from miractl.policy.heat import heat_for
 from miractl.policy.memory import Identity, read_memory, writable, write_memory
 from miractl.policy.prediction import Predictor, TablePredictor
-from miractl.policy.registry import DEFAULT, STATIC, WITHOUT_LIBRARY, make_policy
+from miractl.policy.registry import DEFAULT, POLICIES, STATIC, WITHOUT_LIBRARY, make_policy
 from miractl.runtime.lookahead import Lookahead, find_router
 
 if TYPE_CHECKING:
     from miractl.runtime.engine import Engine, EngineOptions
     from miractl.runtime.outline import Outline
+
+UNTAUGHT = "lru-pool"  # in place of a learned policy where all experts have slots
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +66,8 @@ def brain_for(
     heat = heat_for(*sizes, options.parameters, clock)
     path, memory = options.warm_heat, None
     name = options.policy or default_policy()
+    if path is None and slots >= outline.experts and _learns(name):
+        name = UNTAUGHT  # nobody ever has to go, and nobody asks afterwards what was learned
     if path is not None:
         memory = read_memory(path, identity_of(model, outline))
         if memory is None and name == STATIC:
@@ -80,6 +85,10 @@ def brain_for(
         found = "new, written at the end" if memory is None else memory.describe(outline.top_k)
         log.info("warm heat %s: %s", path, found)
     return brain
+
+
+def _learns(policy: str) -> bool:
+    return policy in POLICIES and POLICIES[policy].kind is Kind.LEARNED
 
 
 def remember(engine: "Engine") -> None:

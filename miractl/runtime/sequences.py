@@ -96,8 +96,10 @@ def _runs(told: Mapping[str, Any], first: Any) -> list[Run]:
         positions = told["position_ids"].reshape(-1).tolist()
         spans = itertools.pairwise(borders.tolist())
         return [(positions[start], stop - start) for start, stop in spans if stop > start]
-    positions = _positions(told, rows, width)
     mask = told.get("attention_mask")
+    if rows == width == 1 and mask is None and told.get("position_ids") is None:
+        return [(_past(told), 1)]
+    positions = _positions(told, rows, width)
     real = np.ones((rows, width), bool)
     if isinstance(mask, torch.Tensor) and mask.dim() == 2:
         real = mask[:, -width:].bool().cpu().numpy()
@@ -108,13 +110,17 @@ def _positions(told: Mapping[str, Any], rows: int, width: int) -> Positions:
     """Of every token, [rows, width]."""
     given = told.get("position_ids")
     if given is None:
-        given = map(told.get, CACHES)
-        cache = next((cache for cache in given if cache is not None), None)
-        past = 0 if cache is None else int(cache.get_seq_length())
+        past = _past(told)
         return np.tile(np.arange(past, past + width), (rows, 1))
     flat = given[0] if given.dim() == 3 else given  # of several kinds the first is the text's
     positions: Positions = np.broadcast_to(flat.cpu().numpy(), (rows, width))
     return positions
+
+
+def _past(told: Mapping[str, Any]) -> int:
+    """Tokens that were there before a pass."""
+    cache = next((told[name] for name in CACHES if told.get(name) is not None), None)
+    return 0 if cache is None else int(cache.get_seq_length())
 
 
 def _split(positions: Positions, real: npt.NDArray[np.bool_]) -> Iterator[Run]:

@@ -27,7 +27,7 @@ def moved(cache: ExpertCache) -> Moved:
         return Moved(
             hits=int(cache.residency.hits.sum()),
             misses=int(cache.residency.misses.sum()),
-            late=cache.counters.late,
+            late=cache.residency.bets.late,
             disk_bytes=stats.bytes if on_disk else 0,
             link_bytes=0 if on_disk else stats.bytes,
             copy_seconds=stats.busy_seconds,

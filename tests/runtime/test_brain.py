@@ -215,3 +215,18 @@ def test_static_keeps_what_an_earlier_run_used_most(folder: Path, tmp_path: Path
     with pytest.raises(UsageError, match="an earlier run") as caught:
         load(folder, 33, policy="static")
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.skipif(not available(), reason="the library learns")
+@pytest.mark.parametrize("policy", [None, "learned"])
+def test_nothing_is_learned_where_all_have_slots_unless_it_is_kept(
+    folder: Path, tmp_path: Path, policy: str | None
+) -> None:
+    kept = tmp_path / "heat"
+    for slots, path, learns in [(96, None, False), (96, kept, True), (95, None, True)]:
+        engine = load(folder, slots, policy=policy, warm_heat=path)
+        answer(engine, texts=1, tokens=3)
+        facts, brain = engine.snapshot(), engine.brain
+        engine.close()
+        assert bool(brain.remember().tables) is learns
+        assert brain.activations.sum() == facts.work.tokens * 4 * engine.outline.top_k

@@ -1,4 +1,4 @@
-/* AVX2, and AVX512-VNNI in vectors of 256 bits.
+/* AVX2, and AVX512-VNNI, in vectors of 256 bits but for int4 of one token.
  *
  * A panel of eight rows is one vector of eight sums. Every 32 bytes of codes hold four columns
  * (I8) or twice four (I4K) of the eight rows: codes and the token's four codes, repeated, are
@@ -17,19 +17,21 @@
 #define EACH_TOKEN _Pragma("GCC unroll 8") for (int t = 0; t < tokens; t++)
 
 /* Up to a dozen tokens memory is the limit, and asking for bytes of the next page before the
- * processor's own prefetcher dares to is worth a tenth and more; asked for much earlier, they push
- * out others, and many at a time wait for each other. Where nothing is there to be fetched, nothing
- * happens. */
-#define AHEAD 2048
+ * processor's own prefetcher dares to is worth a tenth and more. So the second cache is asked for
+ * what comes late, and the first for what comes soon: it asks for few things at a time, and what
+ * comes late would push out others there. Where nothing is there to be fetched, nothing happens. */
+#define SOON 512
+#define LATE 3072
 
 INLINE void prefetch(const uint8_t *codes)
 {
-    _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T0);
+    _mm_prefetch((const char *)codes + LATE, _MM_HINT_T1);
+    _mm_prefetch((const char *)codes + SOON, _MM_HINT_T0);
 }
 
 INLINE void prefetch_scales(const uint8_t *scales)
 {
-    _mm_prefetch((const char *)scales + AHEAD / 8, _MM_HINT_T0);
+    _mm_prefetch((const char *)scales + SOON / 8, _MM_HINT_T0);
 }
 
 AVX2 INLINE __m256i load(const void *from)
@@ -91,7 +93,8 @@ AVX2 INLINE void i8_dots_avx2(const uint8_t *codes, const token *x, int at, cons
 #pragma GCC unroll 2
     for (int k = 0; k < group; k += 4, codes += 32) {
         __m256i w0 = load_wide(codes), w1 = load_wide(codes + 16);
-        prefetch(codes);
+        if (k % 8 == 0)
+            prefetch(codes);
         EACH_TOKEN {
             __m256i q = repeat_int16((const int16_t *)x[t].codes + at + k);
             upper[t] = _mm256_add_epi32(upper[t], _mm256_madd_epi16(w0, q));
@@ -152,10 +155,34 @@ AVX2 INLINE void i4k_dots_avx2(const uint8_t *codes, const token *x, int at, con
     EACH_TOKEN d[t] = _mm256_madd_epi16(sum[t], ones);
 }
 
+/* Of one token, with as few instructions as there can be: twice the width, in which one load is
+ * the codes of columns 0-3, 8-11 of all rows in its low halves of bytes, 4-7, 12-15 in its high. */
+VNNI INLINE __m256i i4k_dot_vnni(const uint8_t *codes, const int8_t *x)
+{
+    const __m512i low_half = _mm512_set1_epi8(15);
+    const __m512i two = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi32(2), 1);
+    __m512i q = _mm512_castsi256_si512(load(x)), sum = _mm512_setzero_si512();
+#pragma GCC unroll 2
+    for (int k = 0; k < I4K_GROUP / 4; k += 4, codes += 64) {
+        __m512i w = _mm512_loadu_si512(codes);
+        __m512i w0 = _mm512_and_si512(w, low_half);
+        __m512i w1 = _mm512_and_si512(_mm512_srli_epi16(w, 4), low_half);
+        __m512i first = _mm512_add_epi32(two, _mm512_set1_epi32(k));
+        __m512i second = _mm512_add_epi32(two, _mm512_set1_epi32(k + 1));
+        sum = _mm512_dpbusd_epi32(sum, w0, _mm512_permutexvar_epi32(first, q));
+        sum = _mm512_dpbusd_epi32(sum, w1, _mm512_permutexvar_epi32(second, q));
+    }
+    return _mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
+}
+
 VNNI INLINE void i4k_dots_vnni(const uint8_t *codes, const token *x, int at, const int tokens,
                                __m256i *d)
 {
     const __m256i low_half = _mm256_set1_epi8(15);
+    if (tokens == 1) {
+        d[0] = i4k_dot_vnni(codes, (const int8_t *)x[0].codes + at);
+        return;
+    }
     EACH_TOKEN d[t] = _mm256_setzero_si256();
 #pragma GCC unroll 1
     for (int k = 0; k < I4K_GROUP; k += 8, codes += 32) {
@@ -168,18 +195,6 @@ VNNI INLINE void i4k_dots_vnni(const uint8_t *codes, const token *x, int at, con
             d[t] = _mm256_dpbusd_epi32(d[t], w1, repeat_int8(q + 4));
         }
     }
-}
-
-AVX2 static void quantize_token(const float *x, int columns, int group, int format, void *codes,
-                                float *scale, float *offset)
-{
-    quantize_token_body(x, columns, group, format, codes, scale, offset);
-}
-
-AVX2 static void activate(const mira_expert *e, float *gate, float *up, const float *gate_bias,
-                          const float *up_bias, int n)
-{
-    activate_body(e, gate, up, gate_bias, up_bias, n);
 }
 
 AVX2 static int quantize_panel(const mira_matrix *m, const float *w, uint8_t *codes,

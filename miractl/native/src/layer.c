@@ -12,8 +12,10 @@
 #include "pool.h"
 #include "product.h"
 
-#define HIDDEN_ROWS 256 /* of one task; a multiple of every group */
-#define OUTPUT_ROWS 256 /* small: threads end a call apart by up to one task */
+#define HIDDEN_ROWS 256  /* of one task, a multiple of every group; */
+#define OUTPUT_ROWS 256  /* small: threads end a call apart by up to one task */
+#define LONG_ROWS 1024   /* hidden rows of a task where nobody shares them: memory is read on */
+#define LONG_TOKENS 8    /* and where few tokens' hidden values stay in the first caches */
 
 typedef struct {
     const mira_expert *e;
@@ -29,10 +31,11 @@ typedef struct {
     int32_t *active; /* [experts]: those with pairs */
     int32_t *pair;   /* [pairs]: t * top + k */
     int32_t actives, pairs, most; /* most pairs of one expert */
+    int32_t hidden_rows; /* of one task */
     token_store in;     /* [tokens] */
     token_store hidden; /* [pairs] */
     token *token_of;    /* [pairs] */
-    float *scratch;     /* [workers][most][2 * HIDDEN_ROWS] */
+    float *scratch;     /* [workers][most][2 * hidden_rows] */
     atomic_int *hidden_done; /* [actives]: finished tasks of hidden values */
 } layer_job;
 
@@ -109,30 +112,30 @@ static const float *biases(const layer_job *job, const uint8_t *block)
 
 static int hidden_tasks(const layer_job *job)
 {
-    return job->actives * pieces(job->e->inner, HIDDEN_ROWS);
+    return job->actives * pieces(job->e->inner, job->hidden_rows);
 }
 
 /* Some hidden values of one expert, for all its tokens. */
 static void hidden_task(const layer_job *job, int task, int worker)
 {
     const mira_expert *e = job->e;
-    int per_expert = pieces(e->inner, HIDDEN_ROWS);
+    int rows = job->hidden_rows, per_expert = pieces(e->inner, rows);
     int32_t id = job->active[task / per_expert];
-    int first = task % per_expert * HIDDEN_ROWS, last = smaller_of(first + HIDDEN_ROWS, e->inner);
+    int first = task % per_expert * rows, last = smaller_of(first + rows, e->inner);
     int begin = job->start[id], tokens = job->start[id + 1] - begin;
     const uint8_t *block = job->blocks[id];
     const float *bias = biases(job, block), *up_bias = NULL;
-    float *gate = job->scratch + (size_t)worker * job->most * 2 * HIDDEN_ROWS;
-    sink to = {gate, 2 * HIDDEN_ROWS, NULL};
+    float *gate = job->scratch + (size_t)worker * job->most * 2 * rows;
+    sink to = {gate, 2 * rows, NULL};
     multiply_rows(&job->gate_up, block, first, last, job->token_of + begin, tokens, &to);
     if (e->gated) {
-        to.base = gate + HIDDEN_ROWS;
+        to.base = gate + rows;
         multiply_rows(&job->gate_up, block, e->inner + first, e->inner + last,
                       job->token_of + begin, tokens, &to);
         up_bias = bias ? bias + e->inner + first : NULL;
     }
-    for (int t = 0; t < tokens; t++, gate += 2 * HIDDEN_ROWS) {
-        isa_in_use()->activate(e, gate, gate + HIDDEN_ROWS, bias ? bias + first : NULL, up_bias,
+    for (int t = 0; t < tokens; t++, gate += 2 * rows) {
+        isa_in_use()->activate(e, gate, gate + rows, bias ? bias + first : NULL, up_bias,
                                last - first);
         store_token(&job->hidden, begin + t, first, last - first, gate);
     }
@@ -171,7 +174,7 @@ static int is_ready(void *argument, int task)
     const layer_job *job = argument;
     int outputs = task - hidden_tasks(job), per_expert = pieces(job->e->hidden, OUTPUT_ROWS);
     return outputs < 0 || atomic_load(&job->hidden_done[outputs / per_expert])
-                              == pieces(job->e->inner, HIDDEN_ROWS);
+                              == pieces(job->e->inner, job->hidden_rows);
 }
 
 /* y = sum of weight * part, in the order of k. */
@@ -204,7 +207,7 @@ static void take_room(layer_job *job, workspace *ws, int workers)
     job->in = take_token_store(ws, &job->gate_up, job->tokens);
     job->hidden = take_token_store(ws, &job->down, job->pairs);
     job->token_of = take(ws, job->pairs * sizeof *job->token_of);
-    job->scratch = take(ws, (size_t)workers * job->most * 2 * HIDDEN_ROWS * sizeof(float));
+    job->scratch = take(ws, (size_t)workers * job->most * 2 * job->hidden_rows * sizeof(float));
     job->hidden_done = take(ws, job->actives * sizeof *job->hidden_done);
 }
 
@@ -212,6 +215,8 @@ static void take_room(layer_job *job, workspace *ws, int workers)
 static int run_pairs(mira_pool *pool, layer_job *job)
 {
     workspace ws = {0};
+    int is_long = pool_threads(pool) == 1 && job->most <= LONG_TOKENS;
+    job->hidden_rows = is_long ? LONG_ROWS : HIDDEN_ROWS;
     take_room(job, &ws, pool_threads(pool));
     ws = (workspace){.base = aligned_alloc(64, ws.used)};
     if (!ws.base)

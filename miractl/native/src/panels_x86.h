@@ -45,6 +45,18 @@ SET INLINE void NAME(i4k)(const uint8_t *codes, const uint8_t *scales, int colum
     EACH_TOKEN _mm256_storeu_ps(y[t], acc[t]);
 }
 
+SET static void NAME(quantize_token)(const float *x, int columns, int group, int format,
+                                     void *codes, float *scale, float *offset)
+{
+    quantize_token_body(x, columns, group, format, codes, scale, offset);
+}
+
+SET static void NAME(activate)(const mira_expert *e, float *gate, float *up,
+                               const float *gate_bias, const float *up_bias, int n)
+{
+    activate_body(e, gate, up, gate_bias, up_bias, n);
+}
+
 /* One function for each group and number of tokens: with both constant the loops unroll. */
 #define KERNEL(kind, group, tokens)                                                               \
     SET static void NAME(kind##_##group##_##tokens)(const uint8_t *codes, const uint8_t *scales,  \
@@ -90,8 +102,8 @@ const isa NAME(isa) = {
               [I8_32] = {LIST(i8, 32)},
               [I8_64] = {LIST(i8, 64)},
               [I8_128] = {LIST(i8, 128)}},
-    .quantize_token = quantize_token,
-    .activate = activate,
+    .quantize_token = NAME(quantize_token),
+    .activate = NAME(activate),
     .quantize_panel = quantize_panel,
 };
 
