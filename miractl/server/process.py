@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gc
 import logging
 import math
 import os
@@ -141,6 +142,7 @@ class Process:
                 task.cancel()
             await asyncio.gather(starting, draining, return_exceptions=True)
             loaded.cancel()
+            gc.unfreeze()
             await self._close()
 
     async def _close(self) -> None:
@@ -172,6 +174,10 @@ class Process:
             quiet()
             await self.service.start(engine, backends(engine, self.service), self._note)
             self.app.endpoints = endpoints(self.service)
+            # What is here stays: to look through it for cycles would hold everybody up for a tenth
+            # of a second now and then.
+            gc.collect()
+            gc.freeze()
             self._ready(self.service)
         except Exception as error:
             self._failure = error

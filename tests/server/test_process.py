@@ -1,6 +1,7 @@
 """The life of a server: bind first, load, answer, drain, end."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -190,9 +191,11 @@ def test_health_is_503_until_the_model_answers() -> None:
     wait_until(lambda: httpx.get(url + "/health").status_code == 200, "the model")
     assert gate.engine.tokens > 0  # it has really answered
     assert httpx.get(url + "/v1/models").status_code == 200
+    wait_until(lambda: gc.get_freeze_count() > 0, "what stays to be left alone")
     process.stop()
     thread.join(PATIENCE)
     assert results == [0]
+    assert gc.get_freeze_count() == 0
     wait_until(lambda: gate.engine.closed, "the engine's end")
 
 
