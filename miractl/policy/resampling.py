@@ -26,6 +26,7 @@ class Resampled:
         self._tokens = 0
         self._guess: tuple[int, Probabilities] | None = None
         self._guesses = self._layer = 0
+        self._is_due = False  # whether the guess that is counted last is to be judged
         self._fast = self._slow = 0.0
         self._judged = 0
         self.resampled = 0  # times
@@ -46,7 +47,11 @@ class Resampled:
     def teller(self, step: Routed) -> Teller[Any] | None:
         """The inner one's, but for layers whose guess is judged or will be."""
         tell = self._tell
-        if tell is None or self._guess is not None or (self._guesses + 1) % EVERY == 0:
+        if tell is None or self._guess is not None:
+            return None
+        if (self._guesses + 1) % EVERY == 0:
+            self._guesses += 1
+            self._is_due = True  # should anybody ask for it
             return None
         found = tell(step)
         if found is not None:
@@ -57,9 +62,10 @@ class Resampled:
         """As the inner one's, noted for judgement now and then."""
         found = self._inner.guess(ahead)
         if ahead == 1 and found is not None:
-            self._guesses += 1
+            self._guesses += not self._is_due
             if self._guesses % EVERY == 0:
                 self._guess = self._layer + 1, found
+            self._is_due = False
         return found
 
     def fade(self) -> None:

@@ -53,7 +53,9 @@ class Tellers(Generic[T]):
     def guess(self, ahead: int) -> Probabilities | None:
         """Of new tokens; None where nothing can be said."""
         teller, layer = self._teller, self._layer
-        if teller is None or teller.next_layer != layer + 1 or layer + ahead >= self._layers:
+        if teller is None or teller.next_layer != layer + 1:
+            return None
+        if layer + ahead >= self._layers or ahead > self._sizes[2]:
             return None
         return teller.tell(ahead)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from miractl.own_python import command_for
 from miractl.probe import pci
 from miractl.probe.cuda import CudaError, Driver
 from miractl.probe.devices import LinkLoad, Load, PciPort, PinTrial
@@ -135,7 +136,7 @@ def probe(machine: Machine, at_most: int, seconds: float | None = None) -> Load:
     """
     from miractl.probe.codec import decode
 
-    command = [sys.executable, "-m", __name__, str(at_most)]
+    command = command_for("miractl.probe.load", str(at_most))
     return decode(Load, json.loads(machine.run(command, seconds or PATIENCE)))
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
+from miractl.own_python import command_for
 from miractl.probe.devices import Gpu, GpuLink, MemoryUse, MigInstance, Nvml, Peers, RowRemap
 from miractl.probe.machine import Machine
 from miractl.probe.pci import normal_address, valid_generation, valid_width
@@ -228,7 +229,7 @@ def probe(machine: Machine, seconds: float | None = None) -> Nvml:
         return read(machine.nvml)
     from miractl.probe.codec import decode
 
-    answer = machine.run([sys.executable, "-m", __name__], seconds or patience(machine))
+    answer = machine.run(command_for("miractl.probe.nvml"), seconds or patience(machine))
     return decode(Nvml, json.loads(answer))
 
 

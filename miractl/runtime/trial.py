@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from miractl.errors import MiractlError
+from miractl.own_python import imports_as_here
 
 PROMPT_TOKENS, TOKENS = 64, 32  # of a passage, at most and exactly
 
@@ -36,7 +37,8 @@ def run(options: dict[str, Any], prompts: Sequence[str], passages: int) -> Measu
     context.set_forkserver_preload(["miractl.runtime.speed"])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(theirs, options, prompts, passages), daemon=True)
-    process.start()
+    with imports_as_here():
+        process.start()
     theirs.close()
     try:
         found = ours.recv()

@@ -38,7 +38,7 @@ class Prospect:
 
 def within(p: float) -> float:
     """No guess is surer than LEAST, nor than 1 - LEAST."""
-    return min(max(p, LEAST), 1 - LEAST)
+    return min(p, 1 - LEAST) if p >= LEAST else LEAST
 
 
 def _is_candidate(p: Floats, expert: int, confidence: float) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_machine import A10, MEMINFO, MOUNTS_V2, FakeNvml, fake_machine
 
+from miractl.own_python import command_for
 from miractl.probe import load, snapshot
 from miractl.probe.cuda import CudaError
 from miractl.probe.devices import LinkLoad, PinTrial
@@ -39,7 +40,7 @@ def take(answer: Any = None, error: Exception | None = None, **members: Any) -> 
     """A machine whose child says `answer`, and how it was called."""
 
     def run(command: list[str], timeout: float) -> str:
-        assert command[1:3] == ["-m", "miractl.probe.load"]
+        assert command[:-1] == command_for("miractl.probe.load")
         if error is not None:
             raise error
         return answer if isinstance(answer, str) else json.dumps(answer)
@@ -87,7 +88,7 @@ def test_a_child_gets_half_of_the_free_memory_to_pin() -> None:
     asked: list[str] = []
 
     def run(command: list[str], timeout: float) -> str:
-        asked.append(command[3])
+        asked.append(command[-1])
         return json.dumps(ANSWER)
 
     take(run=run)

@@ -1,13 +1,13 @@
 """NVML's answers, its errors and its nonsense, through the code that asks the real module."""
 
 import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_machine import A10, FakeNvml, fake_machine, memory
 
+from miractl.own_python import command_for
 from miractl.probe import nvml
 from miractl.probe.devices import Gpu, GpuLink, MemoryUse, Nvml, Peers, RowRemap
 
@@ -194,7 +194,7 @@ def test_without_a_module_of_its_own_a_child_is_asked() -> None:
         )
 
     assert nvml.probe(fake_machine(nvml=None, run=run)).state == "NoPermission"
-    assert asked == [(["-m", "miractl.probe.nvml"], nvml.PATIENCE_WITHOUT_DRIVER)]
+    assert asked == [(command_for("miractl.probe.nvml")[1:], nvml.PATIENCE_WITHOUT_DRIVER)]
 
 
 def test_patience_where_a_driver_is_loaded() -> None:
@@ -204,6 +204,6 @@ def test_patience_where_a_driver_is_loaded() -> None:
 
 def test_the_child_answers_on_any_machine() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "miractl.probe.nvml"], capture_output=True, text=True, check=True
+        command_for("miractl.probe.nvml"), capture_output=True, text=True, check=True
     )
     assert '"state": ' in done.stdout

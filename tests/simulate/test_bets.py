@@ -237,3 +237,13 @@ def test_what_does_not_fit_is_refused() -> None:
         run_timeline(routing, dataclasses.replace(outcome, resident=None), right, link, bets)
     with pytest.raises(ValueError, match="Got Link"):
         run_timeline(routing, outcome, right, Link(0.0, 1.0), bets)
+
+
+def test_what_is_no_number_is_nobodys_guess() -> None:
+    state = BetsState(1, 4, 2)
+    for bets in (Bets(state), ReferenceBets(state)):
+        at = Moment(layer=0, ahead=1, room=2, transfer=1.0, gate=2.0, compute=2.0, confidence=1.0)
+        guesses = np.array([np.nan, 0.9, np.inf, -np.inf])
+        assert bets.choose(at, guesses, np.zeros(4, np.uint8)) == []
+        bets.judge(0, [1], fetch=True, transfer=1.0)
+        assert np.isfinite(state.bins).all()

@@ -35,7 +35,7 @@ static double *bin_of(const mira_bets *b, int32_t class_, double p)
 
 static double within(double p)
 {
-    return p < LEAST ? LEAST : p > 1 - LEAST ? 1 - LEAST : p;
+    return p > 1 - LEAST ? 1 - LEAST : p >= LEAST ? p : LEAST; /* what is no number is unlikely */
 }
 
 typedef struct {
