@@ -150,7 +150,8 @@ def _cache_rows(plan: Plan) -> Iterator[Row]:
         each = f"{min(slots.ways)}" + (f" to {max(slots.ways)}" if len(set(slots.ways)) > 1 else "")
         yield "slots", f"{slots.slots:,}", f"of {g.expert_count:,} experts"
         used = f"{len(slots.ways)} sets of {each} ways"
-        used += ", one set a layer" if len(slots.ways) == len(g.moe_layers) else ""
+        if len(slots.ways) == len(g.moe_layers):
+            used += ", one a layer (learned: one set of all)"
         used += "; the rest for what is just needed" if sum(slots.ways) < slots.slots else ""
         yield "residents", f"{sum(slots.ways):,}", used
     cores = plan.machine.cores
