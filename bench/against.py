@@ -7,9 +7,10 @@ there for the next run, environments of the peers, a checkpoint of bench/make_ch
 from it our packs and GGUF files.
 
 In each round every contender has a turn: a process of its own on the processors of --cpus loads the
-model, runs once uncounted and then once counted. With --limit its files are dropped from memory
-before, it runs in a control group with that share of the model's bytes, and nothing goes uncounted;
-direct sequential reads of the same files, before and after the run, say what the disk does then.
+model, runs uncounted until it reads nothing more from the disk, and then once counted. With --limit
+its files are dropped from memory before, it runs in a control group with that share of the model's
+bytes, and nothing goes uncounted; direct sequential reads of the same files, before and after the
+run, say what the disk does then.
 bench/write_benchmarks.py makes docs/benchmarks.md of the results in bench/results.
 """
 
@@ -40,6 +41,7 @@ from miractl.probe.direct_file import DirectFile
 from miractl.units import MIB, parse_share
 
 SPAN = 256 * MIB  # of a sequential read
+WARM_UP = 6  # uncounted runs at most: random prompts find experts that none before them wanted
 SLOW = 75.0  # seconds of a turn, from which on two turns are enough, as two failures are
 
 
@@ -94,6 +96,19 @@ def ask(process: Any, prompt: list[int], tokens: int, until: float) -> dict[str,
     return answer(process, until)
 
 
+def prompt(options: argparse.Namespace) -> list[int]:
+    """Random tokens."""
+    return [random.randrange(1, 32768) for _ in range(options.prompt)]
+
+
+def warm_up(process: Any, options: argparse.Namespace, until: float) -> None:
+    """Run until everything is in memory that has to be."""
+    for _ in range(WARM_UP):
+        laps = ask(process, prompt(options), options.tokens, until)
+        if not any(lap["read_bytes"] for lap in laps.values()):
+            return
+
+
 def sequential(path: Path) -> float:
     """Bytes a second of direct reads, one after the other, somewhere in a file."""
     blocks = path.stat().st_size // BLOCK
@@ -120,14 +135,13 @@ def turn(contender: Contender, options: argparse.Namespace, to: Found) -> None:
     group = Group(contender.limit) if contender.limit else None
     if group:
         forget(contender.files)
-    prompts = [[random.randrange(1, 32768) for _ in range(options.prompt)] for _ in range(2)]
     try:
         with child(contender, options, group) as process:
             planned = answer(process, until).get("planned_bytes")
             if not group:
-                ask(process, prompts[0], options.tokens, until)
+                warm_up(process, options, until)
             before = sequential(contender.largest) if group else None
-            for name, lap in ask(process, prompts[1], options.tokens, until).items():
+            for name, lap in ask(process, prompt(options), options.tokens, until).items():
                 to.laps[name].append(lap)
             if before:
                 to.sequential.append((before + sequential(contender.largest)) / 2)
