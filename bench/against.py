@@ -42,7 +42,7 @@ from miractl.units import MIB, parse_share
 
 SPAN = 256 * MIB  # of a sequential read
 WARM_UP = 6  # uncounted runs at most: random prompts find experts that none before them wanted
-SLOW = 75.0  # seconds of a turn, from which on two turns are enough, as two failures are
+SLOW = 150.0  # seconds of a turn, from which on two turns are enough, as two failures are
 
 
 @dataclass(slots=True)
