@@ -79,13 +79,6 @@ def owned(step: Routed) -> list[Segment]:
     return [segment for segment in step.segments if segment.sequence != NOBODY]
 
 
-def only(step: Routed) -> Segment | None:
-    """The one new token that is all of the step and somebody's, or None."""
-    if len(step.ids) > 1 or step.segments[0].sequence == NOBODY:
-        return None
-    return step.segments[0]
-
-
 def is_prompt(step: Routed) -> bool:
     """Whether some sequence has several tokens in the step."""
     return len(step.ids) > len(step.segments)

@@ -185,10 +185,10 @@ MIRA_API void mira_confirm(mira_predictor *predictor, int32_t layer, const uint1
 
 /* Take in what the layer chose, ids[top]. What is to be learned is left to a lesson, and so is to predict
  * what nobody asks about. MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
-MIRA_API int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids);
+int mira_follow(mira_predictor *predictor, int32_t layer, const int64_t *ids);
 
 /* The probabilities of a layer by what has been taken in, as guess[experts]. */
-MIRA_API void mira_foretell(mira_predictor *predictor, int32_t layer, double *guess);
+void mira_foretell(mira_predictor *predictor, int32_t layer, double *guess);
 
 /* Share of the different experts in ids[count] that are among as many likeliest by guess[experts]; of
  * equals the first. Ids that do not exist are passed over. */
@@ -220,10 +220,10 @@ MIRA_API int mira_markov_count(const mira_chain *chain, int32_t kind, int32_t la
 
 /* Take in what a layer chose, ids[top]; what is to be learned when all have is left to a lesson.
  * MIRA_BAD_EXPERT, and nothing done, or MIRA_OK. */
-MIRA_API int mira_markov_follow(mira_walk *walk, int32_t layer, const int64_t *ids);
+int mira_markov_follow(mira_walk *walk, int32_t layer, const int64_t *ids);
 
 /* What follows the layer taken in last so many layers `ahead`, as guess[experts]. */
-MIRA_API void mira_markov_guess(const mira_walk *walk, int32_t layer, int32_t ahead, double *guess);
+void mira_markov_guess(const mira_walk *walk, int32_t layer, int32_t ahead, double *guess);
 
 /* Who tells of the next layers of a step that is one new token of some sequences, some rows of it: of each
  * a walk, or predictors, the first of them one layer ahead and each further one layer more. */
